@@ -181,11 +181,11 @@ def test_fastestdet(tmp_path: Path) -> None:
 
 
 def test_open_model_zoo(tmp_path: Path) -> None:
-    """An SSD as IR is the Open Model Zoo's, BGR as it comes; as ONNX its colors are open."""
+    """The zoo's IRs are known by their names, and take BGR as it comes; as ONNX it is open."""
     path = network(tmp_path, {"detection_out": (1, 1, 20, 7)})
     made = draft(path)
     assert any(words.startswith("input.color") for words in made.questions)
-    manifest = taken(to_ir(path, tmp_path / "face.xml"))
+    manifest = taken(to_ir(path, tmp_path / "face-detection-0200.xml"))
     assert (manifest.decoder, manifest.input.color) == ("ssd", "bgr")
 
 

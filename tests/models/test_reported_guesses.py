@@ -14,7 +14,7 @@ from edge_agent.models.files.check_onnx import inspect
 from edge_agent.models.files.first_layer import first_gain
 from edge_agent.models.files.guess import draft_of
 from tests.helpers.tiny_networks import node, save_onnx, to_ir
-from tests.models.test_guess import draft, taken, yolox
+from tests.models.test_guess import converted, draft, network, taken, yolox
 
 MODELS = Path(__file__).parents[3] / "shared" / "assets" / "models"
 PIXELS, NORMALIZED, BETWEEN = 0.08, 4.5, 0.6
@@ -119,3 +119,50 @@ def test_yolox_of_now_is_taken_without_a_question(file: str) -> None:
     made = draft_of(inspect(path))
     assert not made.questions
     assert made.keys["input"]["color"] == "bgr"
+
+
+def record(framework: str, *inside: str) -> dict[str, str]:
+    """Write a converter's record: of mean or scale, and of turned channels, if named."""
+    values = {"mean_values": "()", "scale_values": "()", "reverse_input_channels": "False"}
+    given = dict.fromkeys(inside, "[127.5,127.5,127.5]")
+    return {"framework": framework, **values, **given}
+
+
+TURNED = "reverse_input_channels"
+
+
+@pytest.mark.parametrize("version", [10, 11])
+@pytest.mark.parametrize(
+    ("said", "color", "asked"),
+    [
+        (record("tf"), "rgb", None),
+        (record("tf", TURNED), "bgr", None),
+        (record("caffe", "mean_values", "scale_values"), "bgr", None),
+        (record("caffe"), "bgr", "input.mean and input.scale"),
+        (record("caffe", TURNED), None, "input.color"),
+        (record("onnx", "scale_values", TURNED), "bgr", None),
+        (record("onnx", "scale_values"), None, "input.color"),
+        (record("onnx"), None, "input.color"),
+        ({}, None, "input.color"),
+    ],
+)
+def test_two_stage_image_classifier_an_ssd_has_the_colors_of_its_record(
+    said: dict[str, str], color: str | None, asked: str | None, version: int, tmp_path: Path
+) -> None:
+    """One of TensorFlow's object detection, not turned, was taken for the zoo's: red was blue."""
+    path = network(tmp_path, {"detection_out": (1, 1, 20, 7)})
+    made = draft_of(inspect(converted(tmp_path, path, said, version)))
+    assert made.keys["input"].get("color") == color
+    assert [words.partition(":")[0].partition(", ")[0] for words in made.questions[:1]] == (
+        [asked] if asked else []
+    )
+
+
+def test_the_zoo_s_own_need_no_record(tmp_path: Path) -> None:
+    """person-detection-retail-0013 was trained on pixels as they come."""
+    path = network(tmp_path, {"detection_out": (1, 1, 20, 7)})
+    path = converted(tmp_path, path, record("caffe"), 10)
+    path.with_suffix(".bin").rename(tmp_path / "person-detection-retail-0013.bin")
+    manifest = taken(path.rename(tmp_path / "person-detection-retail-0013.xml"))
+    assert manifest.input.color == "bgr"
+    assert manifest.input.per_channel("scale", 3) == (1, 1, 1)

@@ -13,7 +13,7 @@ import numpy as np
 
 from ...core.errors import ModelError
 from ...core.types import Array, TensorSpec
-from .facts import CONVERSION, JOINED, OPENVINO_TYPES, PUT_INSIDE, NetworkFacts, maker_of
+from .facts import CONVERSION, FRAMEWORK, JOINED, OPENVINO_TYPES, PUT_INSIDE, NetworkFacts, maker_of
 from .finite import ensure_finite
 
 LEAST_VERSION = 10
@@ -202,8 +202,9 @@ class _Reader:
                 self.metadata[" ".join(self._path[2:])] = attributes["value"]
         elif self._path[:3] == ["net", "meta_data", "cli_parameters"] and len(self._path) == 4:
             # IR before OpenVINO 2023 lists every option, most without a value.
-            if tag in PUT_INSIDE and "value" in attributes:
-                self.metadata[f"{CONVERSION} {tag}"] = attributes["value"]
+            key = f"{CONVERSION} {tag}"
+            if (tag in PUT_INSIDE or key == FRAMEWORK) and "value" in attributes:
+                self.metadata[key] = attributes["value"]
         elif tag == "edge" and len(self._path) == 3:
             self._take_edge(attributes)
         elif self._open:

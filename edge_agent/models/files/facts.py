@@ -14,6 +14,8 @@ T = TypeVar("T")
 
 CONVERSION = "conversion_parameters"
 """Prefix of the converter's options in an IR's metadata."""
+FRAMEWORK = f"{CONVERSION} framework"
+"""What was converted: `tf`, `caffe`, `onnx` and others."""
 PUT_INSIDE = ("mean_values", "scale_values", "scale", "reverse_input_channels")
 """The options that name pixel operations inside the network."""
 

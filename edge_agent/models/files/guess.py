@@ -9,6 +9,7 @@ while 16 may be 11 classes, or a face with its five points.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -18,7 +19,7 @@ from ...core.text import printable
 from ...core.types import TensorSpec
 from ..decoders import POINTS_FIRST
 from . import infer_layout
-from .facts import Draft, NetworkFacts
+from .facts import FRAMEWORK, Draft, NetworkFacts
 from .first_layer import FOR_NORMALIZED, FOR_PIXELS, first_gain
 from .guess_exports import BINS, finished, heads, scrfd, unread
 from .guess_picture import CHANCES, COLORS, LABELS, RESIZE, Picture, detector, inside_of
@@ -46,6 +47,12 @@ _BARE = frozenset({"Conv", "Convolution", "QLinearConv", "Gemm", "MatMul"})
 _LOGITS = (
     "export: its scores are logits, and the decoders of such rows read chances; export it with "
     "the sigmoid, as YOLOX's own tools/export_onnx.py does"
+)
+_ZOO = re.compile(r"detect(ion|or)\b.*-[0-2]\d{3}\b")
+"""How Intel names the detectors of the Open Model Zoo."""
+_CAFFE = (
+    "input.mean and input.scale: as in training, since its converter was told none; 127.5 and "
+    "127.5 of MobileNet-SSD, [104, 117, 123] and 1 of VGG's SSD"
 )
 _IMAGENET = {"mean": [123.675, 116.28, 103.53], "scale": [58.395, 57.12, 57.375]}
 _YOLOX_COLORS = (
@@ -154,13 +161,33 @@ def _model_zoo(picture: Picture) -> Draft | None:
     output = {"decoder": "ssd", "threshold": 0.5}
     if picture.facts.kind != "ir":
         return detector(picture, "an SSD", {}, output, COLORS, RESIZE)
-    return detector(
-        picture,
-        "a detector of the Open Model Zoo",
-        {"color": "bgr", "resize": "stretch"},
-        output,
-        words="stretched, BGR in 0..255: what else a network needs, its IR has inside",
-    )
+    return _converted_ssd(picture, output)
+
+
+def _converted_ssd(picture: Picture, output: dict[str, Any]) -> Draft:
+    """Draft an SSD's IR: of the Open Model Zoo by its name, else as its record says."""
+    facts, inside = picture.facts, inside_of(picture.facts)
+    framework, turned = facts.metadata.get(FRAMEWORK, ""), "reverse_input_channels" in inside
+    family, how = f"an SSD, converted from {framework or 'an unknown framework'}", ", by its record"
+    left: tuple[str, ...] = ()
+    color: str | None = "bgr"
+    if _ZOO.search(facts.files[0].stem):
+        family, how = (
+            "a detector of the Open Model Zoo",
+            ": what else a network needs, it has inside",
+        )
+    elif framework in {"tf", "tensorflow"}:
+        # TensorFlow's own take RGB, and have mean and scale in the network.
+        color = "bgr" if turned else "rgb"
+    elif framework == "caffe" and not inside:
+        how = ", as Caffe reads pictures"
+        left = (_CAFFE,)
+    elif len(inside) == turned or (framework == "caffe") == turned:
+        # Neither mean nor scale inside, or colors in an order that its framework does not tell.
+        color, how, left = None, "", (COLORS, RESIZE)
+    input_ = {"color": color, "resize": "stretch"} if color else {"resize": "stretch"}
+    words = f"stretched, {color.upper()} in 0..255{how}" if color else "stretched"
+    return detector(picture, family, input_, output, *left, words=words)
 
 
 def _nanodet(picture: Picture) -> Draft | None:
