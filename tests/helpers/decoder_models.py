@@ -513,6 +513,16 @@ CASES = (
         TWO,
     ),
     Case(
+        "fastestdet-rows",
+        "fastestdet",
+        {"output": np.ascontiguousarray(fastestdet().reshape(7, -1).T)},
+        (
+            ("dog", 0.9**0.6 * 0.8**0.4, (48.0, 8.0, 96.0, 24.0)),
+            ("cat", 0.6**0.6 * 0.7**0.4, (0.0, 24.0, 16.0, 56.0)),
+        ),
+        TWO,
+    ),
+    Case(
         "fomo",
         "semantic",
         {"map": fomo()},

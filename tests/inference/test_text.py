@@ -47,10 +47,16 @@ def reader(
     logits: bool = False,
     order: tuple[int, int, int] = (0, 1, 2),
     levels: Sequence[float] = LEVELS,
+    squeezed: bool = False,
+    declared: bool = True,
 ) -> Path:
-    """Make a recognizer whose 40 steps are of what gray 8 columns have; axes in an *order*."""
+    """Make a recognizer whose 40 steps are of what gray 8 columns have; axes in an *order*.
+
+    It may have no axis for the batch, or declare no shape of its output.
+    """
     folder.mkdir(parents=True)
     (folder / "model.toml").write_text(READER)
+    shape = tuple((1, 40, len(levels))[axis] for axis in order)
     end = ("Identity", {}) if logits else ("Softmax", {"axis": 2})
     save_onnx(
         folder / "model.onnx",
@@ -62,11 +68,15 @@ def reader(
             node("Mul", ["away", "away"], ["far"]),
             node("Mul", ["far", "sharp"], ["logits"]),
             node(end[0], ["logits"], ["chances"], **end[1]),
-            node("Transpose", ["chances"], ["out"], perm=order),
+            node("Transpose", ["chances"], ["turned"], perm=order),
+            node("Squeeze", ["turned", "batch"], ["out"])
+            if squeezed
+            else node("Identity", ["turned"], ["out"]),
         ],
         [("x", "float32", (1, 1, 48, 320))],
-        [("out", "float32", tuple((1, 40, len(levels))[axis] for axis in order))],
+        [("out", "float32", shape[squeezed:] if declared else ())],
         {
+            "batch": np.array([0]),
             "steps": np.array([1, 40, 8]),
             "levels": np.array(levels, np.float32),
             "sharp": np.array(-400, np.float32),
@@ -140,6 +150,64 @@ def test_lprnet_has_characters_before_steps(tmp_path: Path, named: bool) -> None
     text = READER.replace('"C"]', '"C", "-"]') if named else READER
     (folder / "model.toml").write_text(f'{text}decoder = "ctc"\nlayout = "lprnet"\n')
     model = loaded(folder)
+    findings = model.infer(Sample(written(1, 2, 2, 0, 2, 3), 0, 0, 0.0)).findings
+    assert findings.as_json()["detections"][0]["text"] == "ABBC"
+    model.close()
+
+
+@pytest.mark.parametrize("layout", ["lprnet", None])
+@pytest.mark.parametrize("engine", ENGINES)
+def test_license_plate_opencv_has_no_axis_for_the_batch(
+    tmp_path: Path, engine: str, layout: str | None
+) -> None:
+    """Its own code squeezes what comes out: [C, T], and [T, C] as captchas have it."""
+    if layout:
+        levels = (*LEVELS[1:4], LEVELS[0])
+        folder = reader(tmp_path / "m", levels=levels, order=(0, 2, 1), squeezed=True)
+    else:
+        folder = reader(tmp_path / "m", squeezed=True)
+    told = f'layout = "{layout}"\n' if layout else ""
+    (folder / "model.toml").write_text(f'{READER}decoder = "ctc"\n{told}')
+    model = loaded(folder, engine)
+    findings = model.infer(Sample(written(1, 2, 2, 0, 2, 3), 0, 0, 0.0)).findings
+    assert findings.as_json()["detections"][0]["text"] == "ABBC"
+    model.close()
+
+
+@pytest.mark.parametrize("name", ["blank", "<blank>", "[PAD]", None])
+@pytest.mark.parametrize("engine", ENGINES)
+def test_ocrspine_names_its_blank_first(tmp_path: Path, engine: str, name: str | None) -> None:
+    """Its dictionary begins with "blank", which shifted all letters by one; no space is lost."""
+    for space in (True, False):
+        folder = reader(tmp_path / f"m{space}", levels=LEVELS if space else LEVELS[:4])
+        text = READER.replace('["A"', f'["{name}", "A"') if name else READER
+        (folder / "model.toml").write_text(text)
+        model = loaded(folder, engine)
+        line = written(1, 2, 2, 0, 2, 4, 3) if space else written(1, 2, 2, 0, 2, 3)
+        findings = model.infer(Sample(line, 0, 0, 0.0)).findings
+        assert findings.as_json()["detections"][0]["text"] == ("ABB C" if space else "ABBC")
+        model.close()
+
+
+def test_a_letter_that_is_first_stays_one(tmp_path: Path) -> None:
+    """Only what can be no character is the blank's name."""
+    folder = reader(tmp_path / "m")
+    (folder / "model.toml").write_text(READER.replace('"A"', '"_"'))
+    model = loaded(folder)
+    findings = model.infer(Sample(written(1, 2), 0, 0, 0.0)).findings
+    assert findings.as_json()["detections"][0]["text"] == "_B"
+    model.close()
+
+
+@pytest.mark.parametrize("named", [True, False])
+@pytest.mark.parametrize("engine", ENGINES)
+def test_ocrspine_declares_no_shape_of_its_output(tmp_path: Path, engine: str, named: bool) -> None:
+    """As paddle2onnx 2 writes it: what comes has three axes, whatever the file declares."""
+    folder = reader(tmp_path / "m", declared=False)
+    (folder / "model.toml").write_text(
+        READER + ('[output.names]\nsteps = "out"\n' if named else "")
+    )
+    model = loaded(folder, engine)
     findings = model.infer(Sample(written(1, 2, 2, 0, 2, 3), 0, 0, 0.0)).findings
     assert findings.as_json()["detections"][0]["text"] == "ABBC"
     model.close()

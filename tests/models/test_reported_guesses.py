@@ -13,7 +13,7 @@ from numpy.testing import assert_allclose
 from edge_agent.models.files.check_onnx import inspect
 from edge_agent.models.files.first_layer import first_gain
 from edge_agent.models.files.guess import draft_of
-from tests.helpers.tiny_networks import node, save_onnx, to_ir
+from tests.helpers.tiny_networks import constant_outputs, node, save_onnx, to_ir
 from tests.models.test_guess import converted, draft, network, taken, yolox
 
 MODELS = Path(__file__).parents[3] / "shared" / "assets" / "models"
@@ -166,3 +166,56 @@ def test_the_zoo_s_own_need_no_record(tmp_path: Path) -> None:
     manifest = taken(path.rename(tmp_path / "person-detection-retail-0013.xml"))
     assert manifest.input.color == "bgr"
     assert manifest.input.per_channel("scale", 3) == (1, 1, 1)
+
+
+@pytest.mark.parametrize("places", [126, 128])
+def test_nanodet_with_efficientnet_lite_is_asked_for_its_mean(places: int, tmp_path: Path) -> None:
+    """Its .yml divides by 128, where all others of the family divide by 57: told by its ReLU6."""
+    path = constant_outputs(
+        tmp_path / "n.onnx",
+        {"output": np.zeros((1, places, 112), np.float32)},
+        picture=(1, 3, 64, 96),
+        end="Clip",
+    )
+    made = draft(path)
+    (asked,) = (words for words in made.questions if words.startswith("input.mean"))
+    assert "127, 128 with EfficientNet-Lite" in asked
+    assert not {"mean", "scale"} & made.keys["input"].keys()
+    assert made.keys["input"]["color"] == "bgr"
+
+
+@pytest.mark.parametrize(
+    ("shape", "size", "decoder"),
+    [((24, 85), (64, 96), "fastestdet"), ((68, 18), (24, 94), "raw"), ((68,), (24, 94), "raw")],
+)
+def test_fastestdet_opencv_rows_without_a_batch_are_no_classes(
+    shape: tuple[int, ...], size: tuple[int, int], decoder: str, tmp_path: Path
+) -> None:
+    """Of 24 cells, and of 68 characters: both were taken for classes of one picture."""
+    path = network(tmp_path, {"761": shape}, (1, 3, *size))
+    made = draft_of(inspect(path))
+    assert made.keys["output"]["decoder"] == decoder
+    assert made.keys["task"] == ("detection" if decoder == "fastestdet" else "raw")
+    assert any("text with ctc" in words for words in made.questions) == (shape == (68, 18))
+
+
+@pytest.mark.parametrize(
+    ("size", "task", "decoder"),
+    [
+        ((None, None), "detection", "db"),
+        ((48, None), "text", "ctc"),
+        ((80, 160), "raw", "raw"),
+    ],
+)
+def test_ocrspine_is_told_though_its_outputs_have_no_shape(
+    size: tuple[int | None, ...], task: str, decoder: str, tmp_path: Path
+) -> None:
+    """paddle2onnx 2 declares a single number where it knows no shape."""
+    path = save_onnx(
+        tmp_path / "m.onnx",
+        [node("ReduceMax", ["x"], ["fetch_name_0"], axes=[1])],
+        [("x", "float32", (None, 3, *size))],
+        [("fetch_name_0", "float32", ())],
+    )
+    made = draft(path)
+    assert (made.keys["task"], made.keys["output"]["decoder"]) == (task, decoder)

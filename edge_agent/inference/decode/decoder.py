@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import field
+from dataclasses import field, replace
 from importlib import import_module
 from math import isfinite, prod
 from pathlib import Path
@@ -159,6 +159,8 @@ class Network:
                 if output.name == given:
                     return self._output(output, patterns)
             found = next(output for output in self.outputs if output.name == given)
+            if not found.shape:
+                return self._undeclared(found, patterns)
             raise ModelError(f"output.names.{role}: expected {_or(patterns)}, found {found}")
         if len(fitting) > 1:
             fitting = [output for output in fitting if is_called(output, names)]
@@ -178,6 +180,8 @@ class Network:
             ModelError: no output fits, or several do; says expected and found.
         """
         output = self.find(role, patterns, names=names, without=without)
+        if output is None and len(self.outputs) == 1 and not self.outputs[0].shape:
+            output = self._undeclared(self.outputs[0], patterns)
         if output is None:
             raise ModelError(
                 f"output.decoder: {self.manifest.decoder!r} expects {role} of shape "
@@ -185,6 +189,13 @@ class Network:
                 f"if it is one of these, name it: output.names.{role}"
             )
         return output
+
+    def _undeclared(self, spec: TensorSpec, patterns: Sequence[Pattern]) -> Output:
+        """Take an output that is declared as a single number for one of the first pattern.
+
+        So paddle2onnx declares what it knows no shape of; what comes is checked as it comes.
+        """
+        return self._output(replace(spec, shape=patterns[0]), patterns)
 
     def _output(self, spec: TensorSpec, patterns: Sequence[Pattern]) -> Output:
         given = self.manifest.output

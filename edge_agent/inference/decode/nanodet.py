@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import prod
+from typing import Any
 
 import numpy as np
 
@@ -36,6 +38,8 @@ from .decoder import (
 # NanoDet has three levels, NanoDet-Plus four; the number of boxes decides which it is.
 STRIDES = ((8, 16, 32), (8, 16, 32, 64))
 USUAL_BINS = 8
+_CELL = 16
+"""Pixels of FastestDet's cells."""
 
 
 def nanodet(network: Network) -> Decoder:
@@ -214,13 +218,17 @@ def fastestdet(network: Network) -> Decoder:
 
     Role `predictions`: [1, 5 + classes, rows, columns], a box for each cell of the picture:
     objectness, then offset x and y and logits of width and height, then class scores after
-    their softmax. Center = (cell + tanh(offset)) / cells, size = sigmoid, both in 0..1 of the
-    input; score = objectness ** 0.6 * class ** 0.4.
+    their softmax; or [rows * columns, 5 + classes], the same by cells. Center =
+    (cell + tanh(offset)) / cells, size = sigmoid, both in 0..1 of the input; score =
+    objectness ** 0.6 * class ** 0.4.
     """
-    size = np.array(network.picture_size() * 2, np.float32)
+    width, height = network.picture_size()
+    size = np.array([width, height] * 2, np.float32)
+    grid = width // _CELL, height // _CELL
     network.check_roles("predictions")
     labels, selection = labels_of(network), selection_of(network)
-    output = network.need("predictions", [(1, None, None, None)], names=("output",))
+    flat = (prod(grid), None)
+    output = network.need("predictions", [(1, None, None, None), flat], names=("output",))
     channels = output.spec.shape[1]
     if channels is not None and channels < 6:
         raise ModelError(
@@ -228,18 +236,21 @@ def fastestdet(network: Network) -> Decoder:
         )
     check_classes(labels, None if channels is None else channels - 5, f"output {output.spec}")
     known = None if labels.classes is None else 5 + labels.classes
-    output = replace(output, patterns=((1, known, None, None),))
+    output = replace(output, patterns=((1, known, None, None), (flat[0], known)))
 
     def decode(outputs: Tensors, _inputs: Tensors, threshold: float) -> Detections:
-        planes = output.read(outputs)[0]
-        cells = np.array(planes.shape[:0:-1] * 2, np.float32)
-        table = planes.reshape(len(planes), -1).T
+        table: Any = output.read(outputs)
+        columns, rows = grid
+        if table.ndim > 2:
+            rows, columns = table.shape[2:]
+            table = table[0].reshape(table.shape[1], -1).T
+        cells = np.array([columns, rows] * 2, np.float32)
         ensure_finite(output.spec.name, table)
         certain = np.maximum(table[:, :1], 0) ** np.float32(0.6)
         scores = certain * np.maximum(table[:, 5:], 0) ** np.float32(0.4)
         hits = best_classes(scores, threshold)
         raw = table[hits.rows, 1:5]
-        cell = np.stack((hits.rows % planes.shape[2], hits.rows // planes.shape[2]), axis=1)
+        cell = np.stack((hits.rows % columns, hits.rows // columns), axis=1)
         center = (cell + np.tanh(raw[:, :2])) / cells[:2]
         boxes = np.concatenate((center, sigmoid(raw[:, 2:])), axis=1).astype(np.float32)
         return detections(output.spec.name, corners(boxes) * size, hits, labels, selection)

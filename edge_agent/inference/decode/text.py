@@ -9,7 +9,7 @@ from ...core.errors import ModelError, SampleError
 from ...core.types import Array, Detections, Tensors
 from ...models.decoders import BLANK_LAST, LPRNET
 from .boxes import Hits, detections, selection_of
-from .decoder import Decoder, Floats, Labels, Network, ensure_finite, softmax
+from .decoder import Decoder, Floats, Labels, Network, Pattern, ensure_finite, softmax
 
 WITHIN = 0.3
 """Least probability at which a pixel belongs to a line."""
@@ -19,6 +19,8 @@ lines. Like `WITHIN`, PaddleOCR's value."""
 LEAST_SIDE = 3
 """Least side of a line, in cells of the map."""
 MOST_LINES = 1000
+_BLANKS = frozenset({"blank", "<blank>", "[blank]", "<blk>", "[blk]", "<ctc>", "<pad>", "[pad]"})
+"""Names of the blank in dictionaries that list it first."""
 _ROUNDING = 0.02
 """Rounding error of probabilities in float16 or eight bits."""
 
@@ -26,19 +28,24 @@ _ROUNDING = 0.02
 def ctc(network: Network) -> Decoder:
     """Characters of one line: a class for each step.
 
-    Role `steps`: [1, T, C] or [T, 1, C], probabilities or logits. Labels are the characters. Class
-    0 is the blank, as PP-OCR's recognition networks have it, and the characters follow; PaddleOCR
-    adds a space after those of its dictionary. With layout "blank-last" it is the last class, as
-    Keras and TensorFlow have it; with "lprnet", too, and the output is [1, C, T].
+    Role `steps`: [1, T, C], [T, 1, C] or [T, C], probabilities or logits. Labels are the
+    characters. Class 0 is the blank, as PP-OCR's recognition networks have it, and the characters
+    follow; PaddleOCR adds a space after those of its dictionary. A first label such as "blank" is
+    its name, and no character. With layout "blank-last" it is the last class, as Keras and
+    TensorFlow have it; with "lprnet", too, and the output is [1, C, T] or [C, T].
     """
     network.check_roles("steps")
     layout = network.manifest.output.layout
     turned, ends = layout == LPRNET, layout in {LPRNET, BLANK_LAST}
-    patterns = [(1, None, None), (None, 1, None)]
-    output = network.need("steps", patterns[: 1 if turned else 2], names=("output", "output0"))
-    count, names = output.spec.shape[1 if turned else 2], network.labels
+    patterns: list[Pattern] = [(1, None, None)] if turned else [(1, None, None), (None, 1, None)]
+    usual, named = ("output", "output0"), bool(network.manifest.output.names)
+    output = None if named else network.find("steps", patterns, names=usual)
+    output = output or network.need("steps", [*patterns, (None, None)], names=usual)
+    count, names = output.spec.shape[-2 if turned else -1], network.labels
     if ends and len(names) == count:
         names = names[:-1]  # with a name for the blank
+    elif not ends and names and names[0].strip().lower() in _BLANKS:
+        names = names[1:]
     given = len(names)
     if not given or (count is not None and count - given not in ({1} if ends else {1, 2})):
         raise ModelError(
@@ -53,7 +60,9 @@ def ctc(network: Network) -> Decoder:
 
     def decode(outputs: Tensors, _inputs: Tensors, threshold: float) -> Detections:
         steps = output.read(outputs)
-        steps = steps[:, 0] if len(steps) > 1 else steps[0].T if turned else steps[0]
+        if steps.ndim > 2:
+            steps = steps[:, 0] if len(steps) > 1 else steps[0]
+        steps = steps.T if turned else steps
         ensure_finite(output.spec.name, steps)
         if steps.size and (steps.min() < -_ROUNDING or steps.max() > 1 + _ROUNDING):
             steps = softmax(steps)

@@ -62,6 +62,8 @@ _YOLOX_COLORS = (
 _SIZE = "input.width and input.height: the network leaves them open"
 
 _NANODET = {"color": "bgr", "mean": [103.53, 116.28, 123.675], "scale": [57.375, 57.12, 58.395]}
+_RELU6 = frozenset({"Clip", "Clamp"})
+"""What EfficientNet-Lite has, and NanoDet's other backbones have not."""
 _PADDLE: dict[str, Any] = {"color": "bgr", "resize": "letterbox", "anchor": "top-left"}
 _PADDLE |= dict.fromkeys(["pad", "mean", "scale"], 127.5)
 """How PaddleOCR's recognition takes a line."""
@@ -104,9 +106,9 @@ def _draft_of(facts: NetworkFacts) -> Draft:
             return _with_size(draft, picture)
     made = {"task": "raw", "input": picture.said, "output": {"decoder": "raw"}}
     how = f"task and output.decoder: raw gives the tensors as they are; {output_words(facts)}"
-    if [one.shape[1:] for one in facts.outputs] == [(None,)]:
+    if [one.shape[1:] for one in facts.outputs] in ([(None,)], [()]):
         how += "; embedding with pooled, if it is a vector; classification with softmax or logits"
-    if len(picture.only) == 3:
+    if len(picture.only) in {2, 3}:
         how += (
             "; text with ctc, if each step is scores of characters (layout: blank-last, if their "
             "blank is the last class; lprnet, if characters come before steps)"
@@ -192,17 +194,26 @@ def _converted_ssd(picture: Picture, output: dict[str, Any]) -> Draft:
 
 def _nanodet(picture: Picture) -> Draft | None:
     output = {"decoder": "nanodet", "threshold": 0.35, "iou": 0.6}
-    question = "input.resize: letterbox with pad 0, anchor center (keep_ratio: True), or stretch"
+    input_, left = (
+        _NANODET,
+        ["input.resize: letterbox with pad 0, anchor center (keep_ratio: True), or stretch"],
+    )
+    if picture.facts.operators & _RELU6:
+        input_ = {"color": "bgr"}
+        left.append(
+            "input.mean and input.scale: normalize in its .yml; 127, 128 with EfficientNet-Lite, "
+            f"{_NANODET['mean']} and {_NANODET['scale']} with others"
+        )
     # Before -Plus: scores and distances of three levels, each an output.
     widths = [one.shape[-1] for one in picture.facts.outputs if len(one.shape) in {2, 3}]
     if len(widths) == 6 and widths.count(BINS) == 3 and len({*widths}) == 2:
-        return detector(picture, "NanoDet, before -Plus", _NANODET, output, question)
+        return detector(picture, "NanoDet, before -Plus", input_, output, *left)
     if len(picture.only) != 3 or picture.only[2] != COCO + BINS:
         return None
     if picture.only[1] == picture.cells(8, 16, 32, 64):
-        return detector(picture, "NanoDet-Plus", {**_NANODET, "resize": "stretch"}, output)
+        return detector(picture, "NanoDet-Plus", {**input_, "resize": "stretch"}, output, *left[1:])
     if picture.only[1] == picture.cells(8, 16, 32):
-        return detector(picture, "NanoDet", _NANODET, output, question)
+        return detector(picture, "NanoDet", input_, output, *left)
     return None
 
 
@@ -362,7 +373,8 @@ def _lines(picture: Picture) -> Draft | None:
     shape = picture.facts.outputs[0].shape
     if len(picture.facts.outputs) != 1 or picture.input.name != _PADDLE_INPUT:
         return None
-    if shape[1:] not in {(1, None, None), (None, None, None)}:
+    opened = infer_layout.picture_size(picture.input, picture.given["layout"]) == (None, None)
+    if shape[1:] not in {(1, None, None), (None, None, None)} and (shape or not opened):
         return None
     return detector(
         picture,
@@ -379,19 +391,23 @@ def _line(picture: Picture) -> Draft | None:
     width, height = infer_layout.picture_size(picture.input, picture.given["layout"])
     shape = picture.facts.outputs[0].shape
     paddle = height is None and picture.input.name == _PADDLE_INPUT
-    if len(picture.facts.outputs) != 1 or len(shape) != 3 or not (paddle or height in {32, 48}):
+    if len(picture.facts.outputs) != 1 or not (paddle or height in {32, 48}):
         return None
-    steps, classes = shape[1:]
-    if classes is None or (width and steps not in {None, width // 8, width // 4}):
+    # paddle2onnx may declare no shape.
+    steps, classes = shape[1:] if len(shape) == 3 else (None, None)
+    undeclared = not shape and picture.input.name == _PADDLE_INPUT and height is not None
+    if not (classes or undeclared) or (width and steps not in {None, width // 8, width // 4}):
         return None
     size = {} if width else {"width": 320}
-    named = f"its dictionary, {classes - 2} characters or one more, in labels.txt"
+    of = f", {classes} classes" if classes else ""
+    many = f", {classes - 2} characters or one more," if classes else ""
+    named = f"its dictionary{many} in labels.txt"
     if _CHARACTERS in picture.facts.metadata:
         named += f", which the file has in its metadata under {_CHARACTERS}"
     wide = "input.width: 320, or as many as the longest line needs at that height"
     how = (f"input.height: 48 of PP-OCRv3 and later, 32 before; {wide}",) if paddle else ()
     return Draft(
-        f"characters of one line, {classes} classes with the blank, as PP-OCR's recognition",
+        f"characters of one line{of} with the blank, as PP-OCR's recognition",
         {"task": "text", "input": picture.said | size | _PADDLE, "output": {"decoder": "ctc"}},
         questions=(
             *how,
@@ -403,9 +419,10 @@ def _line(picture: Picture) -> Draft | None:
 
 def _fastestdet(picture: Picture) -> Draft | None:
     width, height = infer_layout.picture_size(picture.input, picture.given["layout"])
-    if len(picture.only) != 4 or None in {width, height} or picture.only[1] <= 5:
+    if len(picture.only) not in {2, 4} or None in {width, height} or picture.only[1] <= 5:
         return None
-    if picture.only[2:] != ((height or 0) // 16, (width or 0) // 16):
+    columns, rows = (width or 0) // 16, (height or 0) // 16
+    if picture.only[2:] != (rows, columns) and picture.only[:1] != (rows * columns,):
         return None
     input_ = {"color": "bgr", "resize": "stretch", "scale": 255}
     output = {"decoder": "fastestdet", "threshold": 0.65, "iou": 0.45}
@@ -491,6 +508,8 @@ def _classifier(picture: Picture) -> Draft | None:
     vectors = [one for one in picture.facts.outputs if _length(one) is not None]
     if len(picture.facts.outputs) != 1 or len(vectors) != 1:
         return None
+    if vectors[0].shape[0] not in {None, 1, picture.input.shape[0]}:
+        return None  # rows without an axis for the batch
     maker = picture.facts.makers[vectors[0].name]
     decoder = "softmax" if maker in CHANCES else "logits"
     how = " (scores as they come)" if decoder == "softmax" else ""
