@@ -10,10 +10,16 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose
 
+from edge_agent.core.errors import ModelError
+from edge_agent.core.types import RawTensors, Sample
+from edge_agent.inference.engines.engine import EngineChoice
+from edge_agent.inference.model import load_model
 from edge_agent.models.files.check_onnx import inspect
 from edge_agent.models.files.first_layer import first_gain
 from edge_agent.models.files.guess import draft_of
+from edge_agent.models.manifest import load
 from tests.helpers.tiny_networks import constant_outputs, node, save_onnx, to_ir
+from tests.helpers.tiny_tflite import Tensor, save_tflite
 from tests.models.test_guess import converted, draft, network, taken, yolox
 
 MODELS = Path(__file__).parents[3] / "shared" / "assets" / "models"
@@ -219,3 +225,67 @@ def test_ocrspine_is_told_though_its_outputs_have_no_shape(
     )
     made = draft(path)
     assert (made.keys["task"], made.keys["output"]["decoder"]) == (task, decoder)
+
+
+@pytest.mark.parametrize("leaf", [2.0, np.inf])
+def test_atspm_detector_trees_split_at_infinity(leaf: float, tmp_path: Path) -> None:
+    """LightGBM splits there what is missing from all else; what a tree gives is finite."""
+    import onnx
+    from onnx import numpy_helper
+
+    def numbers(values: list[float], kind: Any = np.float32) -> Any:
+        return numpy_helper.from_array(np.array(values, kind), "n")
+
+    tree = node(
+        "TreeEnsemble",
+        ["x"],
+        ["y"],
+        domain="ai.onnx.ml",
+        n_targets=1,
+        aggregate_function=1,
+        tree_roots=[0],
+        nodes_modes=numbers([0, 0], np.uint8),
+        nodes_featureids=[0, 1],
+        nodes_splits=numbers([np.inf, 0.5]),
+        nodes_truenodeids=[1, 0],
+        nodes_trueleafs=[0, 1],
+        nodes_falsenodeids=[2, 1],
+        nodes_falseleafs=[1, 1],
+        leaf_targetids=[0, 0, 0],
+        leaf_weights=numbers([1, leaf, 3]),
+    )
+    path = save_onnx(
+        tmp_path / "m.onnx",
+        [tree],
+        [("x", "float32", (None, 2))],
+        [("y", "float32", (None, 1))],
+        domains=["ai.onnx.ml"],
+    )
+    network = onnx.load(path)
+    network.opset_import[1].version = 5
+    onnx.save(network, path)
+    if leaf == np.inf:
+        with pytest.raises(ModelError, match="infinities"):
+            inspect(path)
+        return
+    inspect(path)
+    manifest = 'name = "m"\nversion = "1"\ntask = "raw"\nfile = "m.onnx"\n[input]\n'
+    manifest += 'channels = [0, 1]\nwindow = 1\nlayout = "flat-tc"\n[output]\ndecoder = "raw"\n'
+    (tmp_path / "model.toml").write_text(manifest)
+    model = load_model(load(tmp_path), [EngineChoice("onnxruntime")], "signal")
+    found = model.infer(Sample(np.array([[1, 1]], np.float32), 0, 0, 0.0)).findings
+    model.engine.close()
+    assert isinstance(found, RawTensors)
+    assert_allclose(found.tensors["y"], [[2]])
+
+
+@pytest.mark.parametrize("code", [118, 119])
+def test_pyopen_wakeword_branches_in_a_tflite_are_told_of_the_onnx(
+    code: int, tmp_path: Path
+) -> None:
+    """Its hey_jarvis has an IF; `convert` advised itself, which it is not for."""
+    tensors = [Tensor("x", (1, 4)), Tensor("y", (1, 4))]
+    path = save_tflite(tmp_path / "hey_jarvis.tflite", tensors, [(code, 0, (0,), (1,))])
+    with pytest.raises(ModelError, match=r"is refused.*openWakeWord's come as \.onnx") as caught:
+        inspect(path)
+    assert "-o FOLDER" not in str(caught.value)

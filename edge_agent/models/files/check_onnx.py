@@ -58,6 +58,8 @@ _FLOATS: Mapping[int, str] = {
     DOUBLE: "float64",
     BFLOAT16: "uint16",
 }
+_SPLITS = ("nodes_", "membership_")
+"""How attributes of trees begin that hold where they split; others hold the numbers they give."""
 _FEW = 2**16
 """Most numbers checked without NumPy, whose import takes longer."""
 
@@ -225,10 +227,10 @@ def _tensors(model: ModelProto, nodes: list[NodeProto]) -> Iterator[tuple[Tensor
         yield from ((tensor, False) for tensor in graph.initializer)
         sparse += graph.sparse_initializer
     for node in nodes:
-        splits = _operator(node).startswith("ai.onnx.ml.TreeEnsemble")
+        trees = _operator(node).startswith("ai.onnx.ml.TreeEnsemble")
         for attribute in node.attribute:
             if attribute.HasField("t"):
-                yield attribute.t, splits
+                yield attribute.t, trees and attribute.name.startswith(_SPLITS)
             if attribute.HasField("sparse_tensor"):
                 sparse.append(attribute.sparse_tensor)
             yield from ((tensor, False) for tensor in attribute.tensors)

@@ -115,6 +115,11 @@ _NO_SUPPRESSION = (
     "export the network without suppression inside (Ultralytics: without nms=True): it is done "
     "behind the network"
 )
+_BRANCHING = frozenset({118, 119})
+_BRANCHES = (
+    "export it without branches and loops, or to ONNX; openWakeWord's come as .onnx, too, which "
+    "`edge-agent convert` takes with the two that lie beside it"
+)
 _FIRST_STABLEHLO = 162
 
 
@@ -135,11 +140,14 @@ def code_of(table: Table, network: Path) -> int:
             f"not loaded; {mend}"
         )
     if code in _REFUSED or code >= _FIRST_STABLEHLO:
+        mend = (
+            "export a network that streams for whole windows; of microWakeWord's, `edge-agent "
+            f"convert {network} -o FOLDER` makes one whose state goes from window to window"
+        )
         raise ModelError(
             f"{network}: operator {_REFUSED.get(code, f'number {code}')} is refused: graphs within "
-            "a graph, and operators that keep a state between calls, are not supported; export a "
-            "network that streams for whole windows; of microWakeWord's, `edge-agent convert "
-            f"{network} -o FOLDER` makes one whose state goes from window to window"
+            "a graph, and operators that keep a state between calls, are not supported; "
+            f"{_BRANCHES if code in _BRANCHING else mend}"
         )
     if code < 0:
         raise DamagedError("an operator has no kind")
