@@ -72,12 +72,13 @@ def naming(name: str, path: object) -> str:
     return name if str(path) in name else f"{name}: {path}"
 
 
-def labels_in(text: str) -> tuple[str, ...]:
+def labels_in(text: str, *, letters: bool = False) -> tuple[str, ...]:
     """Return the labels in a text, one a line; without their numbers where these count them all.
 
     "0 cat" as in Teachable Machine's files, "0: cat", "0,cat" and Coral's "0  cat"; in any order.
+    Of *letters* the last may be a space, which becomes an empty label.
     """
-    lines = [line.strip() for line in text.rstrip().splitlines()]
+    lines = [line.strip() for line in text.rstrip("\r\n" if letters else None).splitlines()]
     pairs = [_NUMBERED.fullmatch(line) for line in lines]
     named = {int(pair[1]): pair[2] for pair in pairs if pair is not None}
     count = len(lines)

@@ -469,7 +469,8 @@ def check(manifest: Manifest, folder: Path, variant: str = "") -> ModelFolder:
     if isinstance(labels, str):
         text = path_inside(folder, labels, f"{where}: output.labels")
         try:
-            labels = labels_in(_read(text, MAX_LABEL_BYTES, "labels").decode("utf-8-sig"))
+            written = _read(text, MAX_LABEL_BYTES, "labels").decode("utf-8-sig")
+            labels = labels_in(written, letters=manifest.task == "text")
         except UnicodeDecodeError:
             raise ModelError(f"{text}: is not UTF-8 text") from None
         if not 0 < len(labels) <= MAX_LABELS:

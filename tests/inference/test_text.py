@@ -189,6 +189,17 @@ def test_ocrspine_names_its_blank_first(tmp_path: Path, engine: str, name: str |
         model.close()
 
 
+def test_en_dict_ends_in_a_space(tmp_path: Path) -> None:
+    """PaddleOCR's own has it as the last line, which was cut off: the count was wrong by one."""
+    folder = reader(tmp_path / "m", levels=(*LEVELS, 0.125))
+    (folder / "model.toml").write_text(READER.replace('["A", "B", "C"]', '"en_dict.txt"'))
+    (folder / "en_dict.txt").write_text("A\nB\nC\n \n\n")
+    model = loaded(folder)
+    findings = model.infer(Sample(written(1, 2, 2, 0, 2, 4, 3), 0, 0, 0.0)).findings
+    assert findings.as_json()["detections"][0]["text"] == "ABB C"
+    model.close()
+
+
 def test_a_letter_that_is_first_stays_one(tmp_path: Path) -> None:
     """Only what can be no character is the blank's name."""
     folder = reader(tmp_path / "m")

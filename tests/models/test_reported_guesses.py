@@ -17,6 +17,7 @@ from edge_agent.inference.model import load_model
 from edge_agent.models.files.check_onnx import inspect
 from edge_agent.models.files.first_layer import first_gain
 from edge_agent.models.files.guess import draft_of
+from edge_agent.models.files.metadata import manifest_of
 from edge_agent.models.manifest import load
 from tests.helpers.tiny_networks import constant_outputs, node, save_onnx, to_ir
 from tests.helpers.tiny_tflite import Tensor, save_tflite
@@ -289,3 +290,54 @@ def test_pyopen_wakeword_branches_in_a_tflite_are_told_of_the_onnx(
     with pytest.raises(ModelError, match=r"is refused.*openWakeWord's come as \.onnx") as caught:
         inspect(path)
     assert "-o FOLDER" not in str(caught.value)
+
+
+def test_segmentation_openvino_an_early_metadata_yaml_needs_no_task(tmp_path: Path) -> None:
+    """Ultralytics 8.0.43 wrote names and stride beside an IR, and inside an ONNX file."""
+    path = network(tmp_path, {"output0": (1, 38, 126), "output1": (1, 32, 16, 24)})
+    path = to_ir(path, tmp_path / "best.xml")
+    fields = "version: 8.0.43\nstride: 32\nnames:\n  0: chute\n  1: ore\n"
+    (tmp_path / "metadata.yaml").write_text(f"description: Ultralytics best model\n{fields}")
+    manifest, assumed = manifest_of(path, None, "1")
+    assert (manifest.task, manifest.decoder) == ("instance-segmentation", "yolov8")
+    assert manifest.output.labels == ("chute", "ore")
+    assert any(words.startswith("task: segment") for words in assumed)
+
+
+def test_brilliantsole_features_of_edge_impulse_s_mfcc_are_no_transform(tmp_path: Path) -> None:
+    """The draft offered "mfcc", whose features are others: the network heard something else."""
+    path = save_onnx(
+        tmp_path / "m.onnx",
+        [node("MatMul", ["x", "many"], ["sum"]), node("Softmax", ["sum"], ["y"])],
+        [("x", "float32", (1, 637))],
+        [("y", "float32", (1, 3))],
+        {"many": np.zeros((637, 3), np.float32)},
+    )
+    (asked,) = (words for words in draft(path).questions if "Edge Impulse flattens" in words)
+    assert '"mfcc"' not in asked
+    assert "MFCC is none: choose MFE there" in asked
+
+
+@pytest.mark.parametrize("shape", [(20, None, 37), (None, 37, None)])
+def test_captcha_crnn_sizes_that_are_open_are_steps_all_the_same(
+    shape: tuple[int | None, ...], tmp_path: Path
+) -> None:
+    """Its draft did not name the decoder that reads it."""
+    path = save_onnx(
+        tmp_path / "m.onnx",
+        [node("ReduceMax", ["x"], ["out"], axes=[1], keepdims=0)],
+        [("x", "float32", (None, 3, 50, 180))],
+        [("out", "float32", shape)],
+    )
+    assert any("text with ctc" in words for words in draft(path).questions)
+
+
+def test_single_relu_what_has_the_same_shape_may_be_no_copy(tmp_path: Path) -> None:
+    """A filter was an anomaly detector by its draft, and nothing asked whether it is."""
+    path = save_onnx(
+        tmp_path / "m.onnx",
+        [node("Relu", ["x"], ["y"])],
+        [("x", "float32", (1, 400))],
+        [("y", "float32", (1, 400))],
+    )
+    assert draft(path).questions[0].startswith("task: raw")

@@ -108,7 +108,7 @@ def _draft_of(facts: NetworkFacts) -> Draft:
     how = f"task and output.decoder: raw gives the tensors as they are; {output_words(facts)}"
     if [one.shape[1:] for one in facts.outputs] in ([(None,)], [()]):
         how += "; embedding with pooled, if it is a vector; classification with softmax or logits"
-    if len(picture.only) in {2, 3}:
+    if [len(one.shape) for one in facts.outputs] in ([2], [3]):
         how += (
             "; text with ctc, if each step is scores of characters (layout: blank-last, if their "
             "blank is the last class; lprnet, if characters come before steps)"

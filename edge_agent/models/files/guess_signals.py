@@ -23,12 +23,16 @@ ROWS = (
 )
 FLAT = (
     "input.transform: where these are features and no samples, as Edge Impulse flattens them: "
-    '"mfe", "mfcc" or "spectral" as its impulse has it (docs/models.md, Sound); window and rate_hz '
-    "are then those of the readings"
+    '"mfe" or "spectral" as its impulse has it (docs/models.md, Sound), of which MFCC is none: '
+    "choose MFE there; window and rate_hz are then those of the readings"
 )
 SOUND = (
     'input.transform: if these are features of a sound, "mfcc" or "logmel" with the parameters of '
     "the training code (docs/models.md, Sound); window and rate_hz are then those of the sound"
+)
+_COPIES = (
+    "task: raw with decoder raw, where it makes something else of a window than itself",
+    "output.threshold: above it a window is anomalous",
 )
 _CHAINED = ("samples", "mels", "embeddings")
 """The inputs that `convert` gives to openWakeWord's chain as one network."""
@@ -166,7 +170,7 @@ def signal_draft(facts: NetworkFacts) -> Draft:
             "an autoencoder: what comes out has the shape of what goes in",
             {"task": "anomaly", "input": window, "output": {"decoder": "reconstruction"}},
             assumed,
-            questions=("output.threshold: above it a window is anomalous", *questions),
+            questions=(*_COPIES, *questions),
         )
     if window and len(outputs) == 1 and outputs[0].shape[1:] == (1,):
         how = (

@@ -58,16 +58,20 @@ def fields_of(network: Path, facts: NetworkFacts) -> dict[str, str] | None:
             for key, value in facts.metadata.items()
             if key.startswith(prefix)
         }
-        if "names" in fields and ("task" in fields or "stride" in fields):
+        if _says_enough(fields):
             return fields
     if facts.kind == "tflite":
         return _in_zip(network)
     beside = network.parent / "metadata.yaml"
     if facts.kind == "ir" and beside.is_file():
         fields = _read_yaml(beside)
-        if "names" in fields and "task" in fields:
-            return fields
+        return fields if _says_enough(fields) else None
     return None
+
+
+def _says_enough(fields: Mapping[str, str]) -> bool:
+    """Whether fields are Ultralytics', early ones among them, which state no task."""
+    return "names" in fields and ("task" in fields or "stride" in fields)
 
 
 def describe(
