@@ -72,8 +72,8 @@ KERNEL = np.linspace(-3, 3, 2 * 3 * 3 * 3).reshape(2, 3, 3, 3).astype(np.float32
 STEPS = np.array([0.5, 0.25], np.float32)
 
 
-def _stored(dtype: str) -> tuple[list[Any], str, dict[str, Any]]:
-    return [], "kernel", {"kernel": KERNEL.astype(dtype)}
+def _floats() -> tuple[list[Any], str, dict[str, Any]]:
+    return [], "kernel", {"kernel": KERNEL}
 
 
 def _cast() -> tuple[list[Any], str, dict[str, Any]]:
@@ -96,7 +96,7 @@ def _dequantized() -> tuple[list[Any], str, dict[str, Any]]:
 @pytest.mark.parametrize("ir", [False, True])
 @pytest.mark.parametrize("external", [None, "weights.bin"])
 @pytest.mark.parametrize(
-    "stored", [lambda: _stored("float32"), _cast, _constant, _dequantized], ids=str
+    "stored", [_floats, _cast, _constant, _dequantized], ids=lambda made: made.__name__
 )
 def test_the_first_weights_are_read_however_they_are_stored(
     stored: Callable[[], Any], external: str | None, ir: bool, tmp_path: Path
