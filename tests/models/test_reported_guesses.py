@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -69,6 +70,7 @@ def test_yolox_whose_pixels_are_changed_inside_is_asked_about(tmp_path: Path) ->
 
 
 KERNEL = np.linspace(-3, 3, 2 * 3 * 3 * 3).reshape(2, 3, 3, 3).astype(np.float32)
+KINDS = ("Transpose", "Convert")
 STEPS = np.array([0.5, 0.25], np.float32)
 
 
@@ -115,6 +117,31 @@ def test_the_first_weights_are_read_however_they_are_stored(
     gain = first_gain(inspect(path))
     assert gain is not None
     assert_allclose(gain, np.sqrt((KERNEL**2).sum() / 2), rtol=0.02)
+
+
+def test_an_ir_whose_edges_go_in_a_circle_tells_nothing(tmp_path: Path) -> None:
+    """Neither before the first convolution nor behind its weights."""
+    path = save_onnx(
+        tmp_path / "m.onnx",
+        [node("Transpose", ["x"], ["t"]), node("Conv", ["t", "k"], ["y"])],
+        [("x", "float32", (8, 8, 3, 1))],
+        [("y", "float32", (1, 2, 6, 6))],
+        {"k": KERNEL.astype(np.float16).astype(np.float32)},
+    )
+    xml = to_ir(path, tmp_path / "m.xml", half=True)
+    assert first_gain(inspect(xml)) is not None
+    text = xml.read_text()
+    ids = {kind: re.findall(rf'id="(\d+)" name="[^"]*" type="{kind}"', text) for kind in KINDS}
+    for kind in KINDS:
+        to = f'to-layer="{ids[kind][0]}" to-port="0"'
+        circle = re.sub(
+            rf'from-layer="\d+" (from-port="\d") {to}',
+            rf'from-layer="{ids[kind][0]}" \1 {to}',
+            text,
+        )
+        assert circle != text
+        xml.write_text(circle)
+        assert first_gain(inspect(xml)) is None
 
 
 @pytest.mark.parametrize("file", ["coco_yolox_nano_fp32", "coco_yolox_nano_int8_degraded"])

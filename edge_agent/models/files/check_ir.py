@@ -46,6 +46,10 @@ _UNCHANGED = frozenset({"Concat", "Convert", "FakeQuantize", "StridedSlice", "Sl
 _COMPUTED = {"Multiply": np.multiply, "Subtract": np.subtract}
 """What makes numbers of integers."""
 _TAKES_WEIGHTS = frozenset({"Convolution", *_COMPUTED})
+_DEEPEST = 8
+"""Most layers between a constant and the convolution that takes it."""
+MOST_NUMBERS = 2**22
+"""Of weights that are read."""
 
 
 @dataclass(slots=True)
@@ -113,33 +117,35 @@ def first_kernel(network: Path) -> Array | None:
     reader.read()
     first = next((each for each in reader.layers.values() if each.type == "Convolution"), None)
     at = first
-    while at is not None and at.type in _UNCHANGED | {"Convolution"}:
-        at = reader.layers.get(reader.sources.get(at.id, ("", ""))[0])
+    for _ in reader.layers:
+        if at is not None and at.type in _UNCHANGED | {"Convolution"}:
+            at = reader.layers.get(reader.sources.get(at.id, ("", ""))[0])
     if first is None or at is None or at.type != "Parameter":
         return None
     return _numbers(reader.seconds.get(first.id, ""), reader, weights)
 
 
-def _numbers(layer_id: str, reader: _Reader, weights: Path) -> Array | None:
+def _numbers(layer_id: str, reader: _Reader, weights: Path, depth: int = 0) -> Array | None:
     """Return what constants make of themselves up to a layer."""
     layer = reader.layers.get(layer_id)
-    if layer is None or layer.type not in {"Const", "Convert", "Reshape", *_COMPUTED}:
+    if layer is None or depth > _DEEPEST:
+        return None
+    if layer.type not in {"Const", "Convert", "Reshape", *_COMPUTED}:
         return None
     if layer.type == "Const":
         kind = OPENVINO_TYPES.get(layer.data["element_type"])
         shape = [int(part) for part in layer.data.get("shape", "").split(",") if part.strip()]
         offset = int(layer.data["offset"])
-        if kind is None:
+        if kind is None or prod(shape) > MOST_NUMBERS:
             return None
         return np.fromfile(weights, kind, prod(shape), offset=offset).reshape(shape)
-    left = _numbers(reader.sources.get(layer_id, ("", ""))[0], reader, weights)
+    left = _numbers(reader.sources.get(layer_id, ("", ""))[0], reader, weights, depth + 1)
     if left is None or layer.type not in _COMPUTED:
         return left
-    right = _numbers(reader.seconds.get(layer_id, ""), reader, weights)
-    if right is None:
+    right = _numbers(reader.seconds.get(layer_id, ""), reader, weights, depth + 1)
+    if right is None or right.size not in {1, *left.shape[:1]}:
         return None
-    if right.ndim == 1:  # one for each output, reshaped in the network
-        right = right.reshape(-1, *[1] * (left.ndim - 1))
+    right = right.reshape(-1, *[1] * (left.ndim - 1))
     return _COMPUTED[layer.type](left.astype(np.float32), right)
 
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from ...core.errors import ModelError
 from ...core.types import Array
-from .check_ir import first_kernel
+from .check_ir import MOST_NUMBERS, first_kernel
 from .check_onnx import external_place, parse
 from .facts import NetworkFacts
 from .onnx_schema import DTYPES, EXTERNAL
@@ -38,8 +38,6 @@ _UNCHANGED = frozenset(
 )
 """Operators that leave a picture's numbers as they are."""
 _READ = frozenset({"float16", "float32", "float64", "int8", "uint8", "int32"})
-_MOST_BYTES = 2**24
-"""Of weights that are read."""
 
 
 def first_gain(facts: NetworkFacts) -> float | None:
@@ -58,7 +56,7 @@ def first_gain(facts: NetworkFacts) -> float | None:
             kernel = _onnx_kernel(network)
         elif facts.kind == "ir":
             kernel = first_kernel(network)
-    except (ModelError, OSError, KeyError, ValueError):
+    except (ModelError, OSError, LookupError, ValueError):
         return None  # computed in another way, or the file has changed since
     if kernel is None or kernel.ndim != 4 or not kernel.size:
         return None
@@ -109,12 +107,12 @@ class _Constants:
     def dequantized(self, names: Sequence[str]) -> Array | None:
         """Return integers times their scale, one or one for each output."""
         numbers, scale, *zero = (self._numbers(self._tensors[name]) for name in names)
-        if numbers is None or scale is None:
+        if numbers is None or scale is None or scale.size not in {1, *numbers.shape[:1]}:
             return None
         each = (-1, *[1] * (numbers.ndim - 1))
         numbers = numbers.astype(float)
         if zero and zero[0] is not None:
-            numbers -= zero[0].reshape(each)
+            numbers -= np.broadcast_to(zero[0].reshape(each), numbers.shape)
         return numbers * scale.reshape(each)
 
     def _numbers(self, tensor: TensorProto) -> Array | None:
@@ -122,7 +120,7 @@ class _Constants:
         kind, bits = DTYPES.get(tensor.data_type, ("", 0))
         count = prod(tensor.dims)
         size = count * bits // 8
-        if kind not in _READ or size > _MOST_BYTES:
+        if kind not in _READ or count > MOST_NUMBERS:
             return None
         if tensor.data_location == EXTERNAL:
             where = str(self._network)
