@@ -14,6 +14,7 @@ from statistics import median
 import numpy as np
 from numpy.typing import NDArray
 
+from .. import BUILD_DATE
 from ..core.errors import SampleError
 from ..core.frozen import record
 from ..core.types import Array, Reading
@@ -30,8 +31,9 @@ ARRIVAL_SECONDS = 0.5
 deliver them at once."""
 FUTURE_SECONDS = 60.0
 """A reading this far in the future has a wrong time."""
-PAST_SECONDS = 10 * 365.25 * 86400
-"""A reading this far in the past has a wrong time: its clock counts from its own start."""
+EARLIEST_NS = int((BUILD_DATE.timestamp() - 86400) * 1e9)
+"""A reading before this was not made by a sensor of this agent: its clock is not set, or counts
+from its own start."""
 STEP_SECONDS = 10.0
 """A time this far before the latest one means that the sender's clock was set."""
 STEP_READINGS = 10
@@ -141,10 +143,10 @@ class Continuity:
             raise SampleError(
                 f"its time lies {ahead:.0f} s in the future; is the sender's clock set?"
             )
-        if latest < rows.time_ns - PAST_SECONDS * 1e9:
+        if latest < EARLIEST_NS:
             raise SampleError(
-                f"its time lies {(rows.time_ns - latest) / 1e9 / 31557600:.0f} years in the past; "
-                "is the sender's clock set, or does it count from its own start?"
+                f"its time lies {(EARLIEST_NS - latest) / 86400e9 + 1:.0f} days before this agent "
+                "was built; is the sender's clock set, or does it count from its own start?"
             )
         if latest == self._said and len(times) == 1:
             if self._row is None or np.array_equal(data[-1], self._row):
