@@ -234,6 +234,8 @@ def _lint_rule(
     rule: Rule, pipeline: Pipeline, known: Sequence[ModelFolder], labels: frozenset[str] | None
 ) -> Iterator[str]:
     kind = kind_of(rule)
+    if rule.clip and pipeline.masks:
+        yield ".clip: shows what masks blacken: it is made of the camera's own packets"
     tasks: set[str] = {folder.manifest.task for folder in known}
     names = ", ".join(folder.manifest.id for folder in known)
     when = f'when = "{rule.when}"'

@@ -80,6 +80,10 @@ def _label(rule: Rule) -> dict[str, Any]:
     return {"label": rule.labels[0]} if len(rule.labels) == 1 else {}
 
 
+_ROUNDING = 1e-6
+"""By how much a score may differ from the same one in another precision."""
+
+
 def _class(rule: Rule, outcome: Outcome, count: int) -> Measured:
     del count
     found = outcome.findings
@@ -91,7 +95,10 @@ def _class(rule: Rule, outcome: Outcome, count: int) -> Measured:
         # Not among the decoder's findings: its score is below the threshold, or nobody is known.
         return 0.0, False, {}
     score = float(found.scores[best])
-    return score, best == 0, {"label": found.labels[best], "score": round(score, 4)}
+    # The best of all that the network knows: a filter may have left only what it hardly believes.
+    most = score if found.every is None else float(found.every.max())
+    first = best == 0 and score >= most - _ROUNDING
+    return score, first, {"label": found.labels[best], "score": round(score, 4)}
 
 
 def _anomaly(rule: Rule, outcome: Outcome, count: int) -> Measured:

@@ -66,6 +66,15 @@ def test_what_can_come_about_is_no_doubt(face: ModelFolder, light: ModelFolder) 
     assert lint_pipeline(asked(then=stage(labels=("dog",))), [None], [None]) == []
 
 
+def test_a_clip_that_shows_what_masks_hide_is_said(face: ModelFolder) -> None:
+    """It is made of packets as the camera sent them."""
+    rule = Rule(name="seen", when="count", clip=True)
+    corner = ((0.0, 0.0), (0.5, 0.0), (0.5, 0.5))
+    assert lint_pipeline(asked(rules=(rule,)), [face], []) == []
+    (line,) = lint_pipeline(asked(rules=(rule,), masks=(corner,)), [face], [])
+    assert line.startswith("rules[seen].clip: shows what masks blacken")
+
+
 def test_keys_of_a_manifest_in_vain_are_said(face: ModelFolder, light: ModelFolder) -> None:
     """Of every model of the pipeline, a second stage's included."""
     inputs = replace(light.manifest.input, hop=4)

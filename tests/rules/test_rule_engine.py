@@ -154,6 +154,15 @@ def test_a_class_ends_where_nothing_is_found(bounds: Any, labels: tuple[str, ...
     assert len(stage.told()) == 2, "two of three is not two within minutes"
 
 
+def test_a_class_that_a_filter_has_left_is_not_the_best_for_that() -> None:
+    """With `labels = ["green"]` each result has green first, be it red a thousand times."""
+    stage = Stage(rules=[rule("class", labels=("green",), frames="1/1")])
+    for red in (1.0, 0.9, 0.4, 0.1):
+        chances = np.array([red, 1 - red], np.float32)
+        stage.give(Classes(("green",), (float(chances[1]),), every=chances))
+    assert [(each.state, each.facts["score"]) for each in stage.events] == [("begin", 0.6)]
+
+
 def test_an_event_ends_with_the_label_that_it_began_with() -> None:
     """Whatever the best of the rule's labels is by then: an action may have it in its topic."""
     stage = Stage(rules=[rule("class", labels=("siren", "alarm"), above=0.8, frames="1/1")])
