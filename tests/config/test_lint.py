@@ -70,8 +70,9 @@ def test_a_clip_that_shows_what_masks_hide_is_said(face: ModelFolder) -> None:
     """It is made of packets as the camera sent them."""
     rule = Rule(name="seen", when="count", clip=True)
     corner = ((0.0, 0.0), (0.5, 0.0), (0.5, 0.5))
-    assert lint_pipeline(asked(rules=(rule,)), [face], []) == []
-    (line,) = lint_pipeline(asked(rules=(rule,), masks=(corner,)), [face], [])
+    camera = replace(asked(rules=(rule,)), source="rtsp://cam/1")
+    assert lint_pipeline(camera, [face], []) == []
+    (line,) = lint_pipeline(replace(camera, masks=(corner,)), [face], [])
     assert line.startswith("rules[seen].clip: shows what masks blacken")
 
 
