@@ -272,6 +272,31 @@ def test_what_is_older_than_the_deadline_is_dropped(bench: Bench) -> None:
     assert bench.take().sample.seq == 1
 
 
+def test_a_frame_that_hangs_leaves_a_lane_to_the_others(bench: Bench) -> None:
+    """A second frame of the same pipeline went into the other lane, and hung there as well."""
+    bench.now = 0.0
+    hangs, other = bench.queue(room=4, lossless=True), bench.queue("other")
+    bench.put(hangs)
+    bench.put(hangs)
+    first = bench.take()
+    assert first.queue is hangs
+    bench.now = 0.03
+    bench.put(other)
+    job = bench.take()
+    assert job.queue is other, "30 ms are eight times what is usual, and more"
+    bench.board.finish(job, None)
+    taken: list[str] = []
+    lane = in_thread(lambda: taken.append(bench.take().queue.name))
+    bench.now = 100.0
+    bench.put(other)
+    lane.join(PATIENCE)
+    assert taken == ["other"]
+    lane = in_thread(lambda: taken.append(bench.take().queue.name))
+    bench.board.finish(first, None)
+    lane.join(PATIENCE)
+    assert taken == ["other", "p"], "it has come back"
+
+
 def test_what_was_cut_for_another_version_is_not_taken(bench: Bench) -> None:
     """Windows that waited at a swap were answered by a version that takes others."""
     queue = bench.queue(room=4, lossless=True)

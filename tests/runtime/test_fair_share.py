@@ -118,7 +118,7 @@ class Box:
 
     def fresh(self, queue: FrameQueue[Served]) -> bool:
         """Whether a lane would not wait for something of it."""
-        return bool(queue.frames and not queue.held) and not (
+        return bool(queue.frames and not queue.held(self.now)) and not (
             queue.deadline and self.now - queue.frames[-1].since > queue.deadline
         )
 

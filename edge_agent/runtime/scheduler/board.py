@@ -111,7 +111,7 @@ class Board(Generic[M]):
             queue.append(make)
             if self._gathering:
                 self._work.notify_all()  # for the lane that collects frames, or another
-            elif not queue.held:  # otherwise `finish` wakes a lane for it
+            elif not queue.held(self._clock()):  # otherwise `finish` wakes a lane for it
                 self._work.notify()
             return True
 
@@ -238,8 +238,7 @@ class Board(Generic[M]):
                 others = model is not only
             else:
                 others = model in self._gathering or model in self._untried
-            held = model is not None and queue.busy and queue.one_by_one(model)
-            if model is None or others or queue.results.behind or held:
+            if model is None or others or queue.results.behind or queue.held(now):
                 waiting.remove(queue)
                 continue
             charged = (queue.cost or model.cost).seconds
@@ -289,8 +288,9 @@ class Board(Generic[M]):
         """
         queue = job.queue
         with self._lock:
-            held = queue.one_by_one(job.model)
-            queue.complete(job, (self._clock() - job.began) / job.batched, deliver)
+            now = self._clock()
+            held = queue.one_by_one(job.model) or queue.overdue(now)
+            queue.complete(job, (now - job.began) / job.batched, deliver)
             if job.model.users == 0:
                 self._changed.notify_all()
             if job.model in self._untried:

@@ -28,6 +28,9 @@ It counts with its own time, or a model that is slow on some frames would take t
 others at its usual cost."""
 MOST_STALL_SECONDS = 10.0
 """It counts as at most so much more, as the whole machine may have slept."""
+OVERDUE_SECONDS, OVERDUE = 0.025, 8
+"""A frame in a lane is overdue, and may never come back, after so long and so many times as long as
+usual. Until it does, its pipeline gets no further lane, so that one is left to the others."""
 ALONE = 100
 """Number of frames after a stall that go one at a time, so that one lane is left to the others."""
 
@@ -192,6 +195,8 @@ class FrameQueue(Generic[M]):
         self.is_new = False
         """Whether none of its frames has been taken since the agent started."""
         self._changed: threading.Condition
+        self._jobs: dict[int, Job[M]] = {}
+        """The frames in lanes, by ticket."""
         self.results = ResultsInOrder()
 
     # The capture side
@@ -249,17 +254,23 @@ class FrameQueue(Generic[M]):
         """Whether one of its frames is in a lane."""
         return self.account.waiting > len(self.frames)
 
-    @property
-    def held(self) -> bool:
+    def held(self, now: float) -> bool:
         """Whether waiting frames must wait for the one in a lane."""
         if not self.busy:
             return False
         model = self.route.choose()
-        return model is not None and self.one_by_one(model)
+        return model is not None and (self.one_by_one(model) or self.overdue(now))
 
     def one_by_one(self, model: M) -> bool:
         """Whether its frames go through a model one at a time."""
         return model.in_order or self.share.alone > 0
+
+    def overdue(self, now: float) -> bool:
+        """Whether one of its frames in a lane may hang."""
+        return any(
+            now - job.began > max(OVERDUE_SECONDS, OVERDUE * job.charged * job.batched)
+            for job in self._jobs.values()
+        )
 
     @property
     def head(self) -> float:
@@ -282,6 +293,7 @@ class FrameQueue(Generic[M]):
         self.route.advance()
         model.users += 1
         job = Job(self, self.frames.popleft(), model, self.results.ticket(), now, charged)
+        self._jobs[job.ticket] = job
         self.is_new = False
         return job
 
@@ -290,6 +302,7 @@ class FrameQueue(Generic[M]):
 
         *deliver* delivers its result; None: inference failed.
         """
+        del self._jobs[job.ticket]
         (self.cost or job.model.cost).learn(took)
         late = took - job.charged
         stalled = late > STALL_SECONDS and took > STALL * job.charged
