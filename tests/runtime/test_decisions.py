@@ -173,3 +173,18 @@ def test_after_a_rollback_what_was_learned_still_holds(tmp_path: Path) -> None:
     assert [again.get("p", f"m@{each}", "p90/10") for each in range(KEPT)] == [7, 9, 10, 11]
     judge(Decisions("p", again), LEARNS, *range(10), model="m@9")
     assert again.get("p", "m@0", "p90/10") is None
+
+
+def test_another_source_learns_anew(tmp_path: Path) -> None:
+    """Another machine was judged by the threshold of the one before, for ever."""
+    kept = LearnedValues(tmp_path).thresholds
+    judge(Decisions("p", kept, "mqtt:pump/1"), LEARNS, *range(1, 11))
+    assert "pump" not in (tmp_path / "thresholds.json").read_text()
+    again = LearnedValues(tmp_path).thresholds
+    assert Decisions("p", again, "mqtt:pump/1").learned("m@1", LEARNS) == 9
+    assert Decisions("p", again, "mqtt:pump/2").learned("m@1", LEARNS) is None
+    (tmp_path / "thresholds.json").write_text(
+        '{"p": {"model": "m@1", "rule": "p90/10", "threshold": 7}}'
+    )
+    older = LearnedValues(tmp_path).thresholds
+    assert Decisions("p", older, "mqtt:pump/1").learned("m@1", LEARNS) == 7, "not told"

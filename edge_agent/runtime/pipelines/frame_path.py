@@ -61,7 +61,9 @@ class FramePath:
             settings.name, learned.usual if learned else None, settings.source, self.region
         )
         self._filter = Filter(settings)
-        self._decisions = Decisions(settings.name, learned.thresholds if learned else None)
+        self._decisions = Decisions(
+            settings.name, learned.thresholds if learned else None, settings.source
+        )
         self._state = State()
         """State of a stateful model between the windows of this pipeline."""
 

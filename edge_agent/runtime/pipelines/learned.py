@@ -48,19 +48,25 @@ class Learned(Generic[T]):
         """Called after a value was learned, by the thread that learned it."""
         self._lock = threading.Lock()
 
-    def get(self, pipeline: str, model: str, rule: str) -> T | None:
-        """Return the value that a pipeline has learned for a version by a rule, or None."""
+    def get(self, pipeline: str, model: str, rule: str, source: str = "") -> T | None:
+        """Return the value that a pipeline has learned for a version by a rule, or None.
+
+        With *source*, not what is known to be learned from another one.
+        """
+        about = _digest(source)
         with self._lock:
-            known = self._read().get(pipeline, [])
+            known = [e for e in self._read().get(pipeline, []) if e.get("source", about) == about]
         wanted = (e for e in known if (e["model"], e["rule"]) == (model, rule))
         entry = next(wanted, None)
         return None if entry is None else self._to_value(entry[self._key])
 
-    def put(self, pipeline: str, model: str, rule: str, value: T) -> None:
+    def put(self, pipeline: str, model: str, rule: str, value: T, source: str = "") -> None:
         """Store a value over restarts."""
         with self._lock:
             known = self._read()
             entry = {"model": model, "rule": rule, self._key: self._to_json(value)}
+            if source:
+                entry["source"] = _digest(source)
             others = [each for each in known.get(pipeline, []) if each["model"] != model]
             known[pipeline] = [entry, *others][:KEPT]
             self._file.save(
@@ -84,6 +90,13 @@ class Learned(Generic[T]):
             if not isinstance(each["rule"], str) or not isinstance(each["model"], str):
                 raise TypeError(each)
         return found
+
+
+def _digest(source: str) -> str:
+    """Return what stands for a source, whose text may hold a password."""
+    import hashlib  # not needed for the first result
+
+    return source and hashlib.sha256(source.encode()).hexdigest()[:16]
 
 
 class LearnedValues:
@@ -124,9 +137,13 @@ class _Memory:
 class Decisions:
     """The decisions of one pipeline."""
 
-    def __init__(self, pipeline: str, learned: Learned[float] | None) -> None:
-        """Begin; *learned* None: learned values are not kept."""
+    def __init__(self, pipeline: str, learned: Learned[float] | None, source: str = "") -> None:
+        """Begin; *learned* None: learned values are not kept.
+
+        Of another *source* (another machine) a threshold is learned anew.
+        """
         self._pipeline = pipeline
+        self._source = source
         self._learned = learned
         self._memories: dict[str, _Memory] = {}
         """Of each version; those of a split take turns."""
@@ -170,7 +187,7 @@ class Decisions:
             return memory.threshold
         if self._learned is None:
             return None
-        return self._learned.get(self._pipeline, model, _rule(spec))
+        return self._learned.get(self._pipeline, model, _rule(spec), self._source)
 
     def _judged(self, found: Anomaly, spec: OutputSpec, memory: _Memory) -> Anomaly:
         """Apply the learned threshold to a score, or learn from it."""
@@ -184,7 +201,9 @@ class Decisions:
             words = "%s: has learned the threshold of %s: %g"
             log.info(words, self._pipeline, memory.model, memory.threshold)
             if self._learned is not None:
-                self._learned.put(self._pipeline, memory.model, _rule(spec), memory.threshold)
+                self._learned.put(
+                    self._pipeline, memory.model, _rule(spec), memory.threshold, self._source
+                )
         return replace(found, threshold=memory.threshold)
 
 

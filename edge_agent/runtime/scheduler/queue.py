@@ -9,7 +9,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Generic, Literal, Protocol, TypeVar
+from typing import Any, Generic, Literal, Protocol, TypeVar
 
 from ...core.errors import AgentError
 from ...core.types import Outcome, Request, Sample
@@ -116,6 +116,8 @@ class ResultsInOrder:
     """Delivers results in the order in which their frames were taken."""
 
     def __init__(self) -> None:
+        self.jobs: dict[int, Job[Any]] = {}
+        """The frames in lanes, by ticket."""
         self._taken = 0
         self._delivered = 0
         self._waiting: dict[int, Callable[[], None]] = {}
@@ -195,8 +197,6 @@ class FrameQueue(Generic[M]):
         self.is_new = False
         """Whether none of its frames has been taken since the agent started."""
         self._changed: threading.Condition
-        self._jobs: dict[int, Job[M]] = {}
-        """The frames in lanes, by ticket."""
         self.results = ResultsInOrder()
 
     # The capture side
@@ -269,7 +269,7 @@ class FrameQueue(Generic[M]):
         """Whether one of its frames in a lane may hang."""
         return any(
             now - job.began > max(OVERDUE_SECONDS, OVERDUE * job.charged * job.batched)
-            for job in self._jobs.values()
+            for job in self.results.jobs.values()
         )
 
     @property
@@ -293,7 +293,7 @@ class FrameQueue(Generic[M]):
         self.route.advance()
         model.users += 1
         job = Job(self, self.frames.popleft(), model, self.results.ticket(), now, charged)
-        self._jobs[job.ticket] = job
+        self.results.jobs[job.ticket] = job
         self.is_new = False
         return job
 
@@ -302,7 +302,7 @@ class FrameQueue(Generic[M]):
 
         *deliver* delivers its result; None: inference failed.
         """
-        del self._jobs[job.ticket]
+        del self.results.jobs[job.ticket]
         (self.cost or job.model.cost).learn(took)
         late = took - job.charged
         stalled = late > STALL_SECONDS and took > STALL * job.charged
