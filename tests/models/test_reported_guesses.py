@@ -233,6 +233,17 @@ def test_fastestdet_opencv_rows_without_a_batch_are_no_classes(
     assert any("text with ctc" in words for words in made.questions) == (shape == (68, 18))
 
 
+def test_bisenet_a_class_for_each_pixel_is_no_row_for_each_cell(tmp_path: Path) -> None:
+    """Of 256 x 256 pixels there are as many cells of 16 as rows."""
+    path = save_onnx(
+        tmp_path / "m.onnx",
+        [node("ArgMax", ["x"], ["best"], axis=1, keepdims=0), node("Squeeze", ["best"], ["out"])],
+        [("x", "float32", (1, 3, 256, 256))],
+        [("out", "int64", (256, 256))],
+    )
+    assert "no axis for the batch" in draft(path).family
+
+
 @pytest.mark.parametrize(
     ("size", "task", "decoder"),
     [

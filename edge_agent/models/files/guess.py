@@ -108,7 +108,8 @@ def _draft_of(facts: NetworkFacts) -> Draft:
     how = f"task and output.decoder: raw gives the tensors as they are; {output_words(facts)}"
     if [one.shape[1:] for one in facts.outputs] in ([(None,)], [()]):
         how += "; embedding with pooled, if it is a vector; classification with softmax or logits"
-    if [len(one.shape) for one in facts.outputs] in ([2], [3]):
+    only = facts.outputs[0].shape if len(facts.outputs) == 1 else ()
+    if len(only) == 3 or (len(only) == 2 and only[0] not in {None, 1}):
         how += (
             "; text with ctc, if each step is scores of characters (layout: blank-last, if their "
             "blank is the last class; lprnet, if characters come before steps)"
@@ -176,7 +177,7 @@ def _converted_ssd(picture: Picture, output: dict[str, Any]) -> Draft:
     if _ZOO.search(facts.files[0].stem):
         family, how = (
             "a detector of the Open Model Zoo",
-            ": what else a network needs, it has inside",
+            ": what else a network needs, its IR has inside",
         )
     elif framework in {"tf", "tensorflow"}:
         # TensorFlow's own take RGB, and have mean and scale in the network.
@@ -424,6 +425,8 @@ def _fastestdet(picture: Picture) -> Draft | None:
     columns, rows = (width or 0) // 16, (height or 0) // 16
     if picture.only[2:] != (rows, columns) and picture.only[:1] != (rows * columns,):
         return None
+    if "int" in picture.facts.outputs[0].dtype or picture.only == (height, width):
+        return None  # what each pixel is
     input_ = {"color": "bgr", "resize": "stretch", "scale": 255}
     output = {"decoder": "fastestdet", "threshold": 0.65, "iou": 0.45}
     classes = picture.only[1] - 5
