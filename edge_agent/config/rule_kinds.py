@@ -179,7 +179,7 @@ RULE_KINDS: dict[str, RuleKind] = {
         trigger="result",
         sentence="{named}{value:.6g}{with_unit}",
         measure=_value,
-        tasks=("regression", "raw"),
+        tasks=("regression",),
         needs=("value", "above"),
         bounded=True,
     ),

@@ -9,8 +9,8 @@ import json
 import re
 import threading
 import time
-from collections import deque
-from collections.abc import Mapping
+from collections import Counter, deque
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import datetime
 from functools import partial
@@ -54,7 +54,8 @@ class Payload:
     def read(self, payload: bytes) -> tuple[Array, tuple[str, ...], NDArray[np.int64] | None]:
         """Return rows (n, channels), the names of the channels, and the sender's times, ns.
 
-        Named fields that a message does not hold are NaN; it must hold one of them.
+        Named fields that a message does not hold are NaN; it must hold one of them. So is what is
+        no number among others, as a model may not take it: `flaw` is its error.
 
         Raises:
             SampleError: the payload is not as expected; the text has both.
@@ -74,7 +75,7 @@ class Payload:
                 raise SampleError(
                     f"expected an object with {', '.join(self.fields)}, found {_shown(value)}"
                 )
-            return _rows(_from_text(value)), (), None
+            return _rows(_from_text(value), loose=True), (), None
         names = self.fields or tuple(
             key for key in value if key != self.time and _is_data(value[key])
         )
@@ -87,13 +88,18 @@ class Payload:
         )
         if not names:
             raise SampleError(f"expected an object that holds numbers, found {_shown(value)}")
-        columns = [_column_at(value, name) for name in names]
-        counts = {len(column) for column in columns if column is not None}
+        columns = [_column_at(value, name, loose=not self.fields) for name in names]
+        counts = Counter(len(column) for column in columns if column is not None)
         if not counts:
             _column(_at(value, names[0]), names[0])  # raises why there is none
-        if len(counts) > 1:
-            raise SampleError(f"expected as many values of each field, found {sorted(counts)}")
-        missing = np.full(counts.pop(), np.nan)
+        (count, most), *others = counts.most_common()
+        if others and (self.fields or others[0][1] == most):
+            raise SampleError(
+                f"expected as many values of each field, found {sorted(counts)}; name with ?field= "
+                "those that belong together"
+            )
+        columns = [each if each is None or len(each) == count else None for each in columns]
+        missing = np.full(count, np.nan)
         times = None
         if self.time is not None:
             said = _at(value, self.time)
@@ -112,7 +118,7 @@ class Payload:
                 f"expected rows of {self.channels} float32 values ({size} bytes), found "
                 f"{len(payload)} bytes"
             )
-        return _finite(np.frombuffer(payload, "<f4").reshape(-1, self.channels))
+        return _finite(np.frombuffer(payload, "<f4").reshape(-1, self.channels), loose=True)
 
 
 class TopicMessages:
@@ -155,8 +161,7 @@ class TopicMessages:
             except SampleError as problem:
                 found.append(problem)
             else:
-                flaw = partial(_flaw, columns) if np.isnan(data).any() else None
-                found.append(Rows(data, time_ns, since, columns, times, flaw=flaw))
+                found.append(Rows(data, time_ns, since, columns, times, flaw=flaw(data, columns)))
         return found
 
     def close(self) -> None:
@@ -172,10 +177,15 @@ def open_source(spec: SourceSpec, context: SourceContext) -> LiveSignal:
     return share(spec, context, lambda: TopicMessages(topics, spec.name, payload))
 
 
-def _rows(value: Any) -> Array:
-    """Read a number, a reading, or rows of readings."""
+def _rows(value: Any, *, loose: bool = False) -> Array:
+    """Read a number, a reading, or rows of readings; if *loose*, what is no number is NaN."""
     try:
         return _read_rows(value)
+    except SampleError:
+        cells = _cells(value) if loose else None
+        if cells is None:
+            raise
+        return cells
     except OverflowError:
         # Integers in JSON may have any size.
         raise SampleError(f"expected finite numbers, found {_shown(value)}") from None
@@ -199,6 +209,16 @@ def _read_rows(value: Any) -> Array:
     raise SampleError(f"expected a number, numbers, or rows of numbers, found {_shown(value)}")
 
 
+def _cells(value: Any) -> Array | None:
+    """Return rows of equal length with NaN for what is no number; None: they are not such."""
+    rows = value if isinstance(value, list) and value and isinstance(value[0], list) else [value]
+    if not all(isinstance(row, list) for row in rows) or len({len(row) for row in rows}) != 1:
+        return None
+    cells = [[x if _is_number(x) and abs(x) <= _LARGEST else np.nan for x in row] for row in rows]
+    made = np.array(cells, np.float64)
+    return None if np.isnan(made).all() else made
+
+
 def _column(value: Any, name: str) -> Array:
     try:
         rows = _rows(value)
@@ -209,20 +229,34 @@ def _column(value: Any, name: str) -> Array:
     return rows.reshape(-1)
 
 
-def _column_at(value: Mapping[str, Any], path: str) -> Array | None:
-    """Return the values of a field; None if it is missing or null."""
+def _column_at(value: Mapping[str, Any], path: str, *, loose: bool) -> Array | None:
+    """Return the values of a field; None if it is missing or null, or *loose* and no numbers."""
     try:
         found = _at(value, path)
     except SampleError:
         return None
     found = float(found) if isinstance(found, bool) else _from_text(found)
-    return None if found is None else _column(found, path)
+    try:
+        return None if found is None else _column(found, path)
+    except SampleError:
+        if not loose:
+            raise
+        return None
+
+
+def flaw(data: Array, columns: tuple[str, ...]) -> Callable[[int, int], SampleError] | None:
+    """Return what makes the error for a model that takes a NaN of *data*; None: there is none."""
+    return partial(_flaw, columns) if np.isnan(data).any() else None
 
 
 def _flaw(columns: tuple[str, ...], row: int, column: int) -> SampleError:
-    """Return the error for a model that takes a field which a message does not hold."""
     del row
-    return SampleError(f"expected a field {columns[column]}, which the message does not hold")
+    if not columns:
+        return SampleError(f"expected a number at place {column} of each reading")
+    return SampleError(
+        f"expected a field {columns[column]} with a number for each reading, which the message "
+        "does not hold"
+    )
 
 
 def _at(value: Mapping[str, Any], path: str) -> Any:
@@ -276,8 +310,10 @@ def _is_data(value: Any) -> bool:
     return _is_number(value) or (isinstance(value, list) and bool(value) and _is_number(value[0]))
 
 
-def _finite(values: Array) -> Array:
+def _finite(values: Array, *, loose: bool = False) -> Array:
     good = np.abs(values) <= _LARGEST  # also false for NaN
+    if loose and good.any():
+        return values if good.all() else np.where(good, values, np.nan)
     if not good.all():
         bad = values[tuple(np.argwhere(~good)[0])]
         raise SampleError(f"expected finite numbers, found {bad}")

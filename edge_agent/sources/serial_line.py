@@ -66,6 +66,8 @@ class SerialLines:
         """Number of lines in a row without numbers."""
         self._seen = False
         """Whether numbers have arrived."""
+        self._width = 0
+        """How many were in the last line."""
         self._missing = False
         """Whether rows are missing before the next one."""
         self._unread: float | None = None
@@ -90,7 +92,9 @@ class SerialLines:
         def flush() -> None:
             if rows:
                 made = np.array(rows, np.float64)
-                found.append(Rows(made, time_ns, since, self._columns, gap=self._missing))
+                columns = self._columns
+                why = self._flaw if np.isnan(made).any() else None
+                found.append(Rows(made, time_ns, since, columns, gap=self._missing, flaw=why))
                 self._missing = False
                 rows.clear()
 
@@ -138,7 +142,7 @@ class SerialLines:
 
     def _object(self, line: bytes, time_ns: int, since: float) -> list[Rows | SampleError]:
         """Return the rows of a JSON line, each with its channel names."""
-        from .mqtt_topic import Payload
+        from .mqtt_topic import Payload, flaw
 
         first, self._first = self._first, False
         if first:
@@ -148,7 +152,7 @@ class SerialLines:
         except SampleError as problem:
             return [problem]
         gap, self._missing = self._missing, False
-        return [Rows(data, time_ns, since, columns, gap=gap)]
+        return [Rows(data, time_ns, since, columns, gap=gap, flaw=flaw(data, columns))]
 
     def _parse(self, line: bytes) -> list[float] | None:
         """Return the numbers in a line; None if it is empty, a header, or possibly incomplete."""
@@ -177,8 +181,10 @@ class SerialLines:
                 if self._seen:
                     raise SampleError(f"expected {len(self._columns)} numbers, found {text[:60]!r}")
                 self._columns = ()  # it was not a header, but a startup message of the device
-            self._seen, self._headers = True, 0
+            self._seen, self._headers, self._width = True, 0, len(good)
             return good
+        if self._seen and good and len(cells) == self._width:
+            return [np.nan if number is None else number for number in numbers]
         header = not good and not any(_looks_wrong(cell) for cell in cells)
         self._headers += 1
         if not header or (self._seen and tuple(cells) != self._columns) or self._headers > HEADERS:
@@ -188,6 +194,11 @@ class SerialLines:
         self._missing = self._seen  # the device has restarted
         self._columns = tuple(cells)
         return None
+
+    def _flaw(self, row: int, column: int) -> SampleError:
+        del row
+        name = f" ({self._columns[column]})" if column < len(self._columns) else ""
+        return SampleError(f"expected a number at place {column}{name} of each line")
 
     def close(self) -> None:
         with suppress(OSError):

@@ -107,7 +107,7 @@ def lines(base: Path) -> SerialLines:
     made._name, made._separator = spec.redacted, spec.options["separator"]
     made._rest, made._first, made._too_long = b"", False, False
     made._columns, made._headers, made._seen, made._missing = (), 0, False, False
-    made._unread = None
+    made._unread, made._width = None, 0
     return made
 
 
@@ -165,7 +165,7 @@ def test_lines_of_json_name_their_channels(tmp_path: Path) -> None:
     assert sum(isinstance(each, SampleError) for each in found) == 3
 
 
-@pytest.mark.parametrize("line", ["٣,٤", "1,४", "t:१,h:2"])
+@pytest.mark.parametrize("line", ["٣,٤", "t:१,h:2"])
 def test_digits_of_other_scripts_are_no_numbers_of_a_serial_port(line: str, tmp_path: Path) -> None:
     """Such a line is refused and said, as in a CSV file; those around it are readings."""
     good = "t:1,h:2" if ":" in line else "1,2"
@@ -173,6 +173,17 @@ def test_digits_of_other_scripts_are_no_numbers_of_a_serial_port(line: str, tmp_
     assert [len(each.data) for each in said if isinstance(each, Rows)] == [2, 1]
     (wrong,) = [str(each) for each in said if isinstance(each, SampleError)]
     assert wrong.endswith(f"found {line!r}")
+
+
+@pytest.mark.parametrize("cell", ["x", "", "nan", "४", "1e999"])
+def test_what_a_model_does_not_read_of_a_line_costs_nothing(cell: str, tmp_path: Path) -> None:
+    """Channels are picked first: only who takes that one hears of it."""
+    (rows,) = lines(tmp_path).take(f"1,2\n1,2\n{cell},3\n4,5\n".encode(), 0, 0.0)
+    assert isinstance(rows, Rows)
+    assert rows.data[:, 1].tolist() == [2, 2, 3, 5]
+    assert np.isnan(rows.data[:, 0]).tolist() == [False, False, True, False]
+    assert rows.flaw is not None
+    assert str(rows.flaw(2, 0)) == "expected a number at place 0 of each line"
 
 
 @pytest.mark.parametrize("line", ["1" * 60_000 + "x", "t" + " " * 60_000 + "x"])

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from edge_agent.core.errors import SampleError
-from edge_agent.sources.mqtt_topic import Payload
+from edge_agent.sources.mqtt_topic import Payload, flaw
 
 ENDLESS = "9" * 400
 
@@ -19,6 +19,40 @@ def test_a_number_that_no_float_holds_is_refused(text: str) -> None:
     """JSON's whole numbers know no end."""
     with pytest.raises(SampleError, match=r"expected (finite )?numbers, found|that holds numbers"):
         Payload(("v",) if text.startswith("{") else ()).read(text.encode())
+
+
+@pytest.mark.parametrize(
+    ("text", "column", "values"),
+    [
+        ('{"a": 1, "b": NaN}', "a", [1]),
+        ('{"a": 1, "b": 1e999, "c": 2}', "c", [2]),
+        ('{"a": 1, "b": [1, 2], "c": 2}', "a", [1]),
+        ('{"a": [1, 2], "b": [3, 4], "c": [1, 2, 3]}', "b", [3, 4]),
+        ('{"a": 1, "b": [0, "x"]}', "a", [1]),
+        ("[null, 1]", 1, [1]),
+        ('["x", 2]', 1, [2]),
+        ("[[null, 1], [2, 3]]", 1, [1, 3]),
+    ],
+)
+def test_what_a_model_does_not_read_costs_nothing(
+    text: str, column: str | int, values: list[float]
+) -> None:
+    """Channels are picked first: what is no number is missing, and only where it is wanted."""
+    rows, names, _ = Payload().read(text.encode())
+    place = names.index(column) if isinstance(column, str) else column
+    assert rows[:, place].tolist() == values
+    assert np.isnan(rows).any()
+    why = flaw(rows, names)
+    assert why is not None
+    assert str(why(0, 0)).startswith("expected a ")
+
+
+def test_which_of_unequal_fields_belong_together_is_asked() -> None:
+    """As many have one length as another."""
+    with pytest.raises(SampleError, match=r"found \[1, 2\]; name with \?field="):
+        Payload().read(b'{"a": 5, "b": [1, 2]}')
+    rows, _, _ = Payload(format="f32", channels=2).read(np.array([np.nan, 5], "<f4").tobytes())
+    assert rows[0, 1] == 5
 
 
 @pytest.mark.parametrize("text", ["1" * 1_000_000 + "x", "1." + "0" * 1_000_000 + "x"])
