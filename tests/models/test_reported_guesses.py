@@ -69,6 +69,30 @@ def test_yolox_whose_pixels_are_changed_inside_is_asked_about(tmp_path: Path) ->
     assert draft(path).questions[0].startswith("input.color")
 
 
+@pytest.mark.parametrize("weight", [2.0, 2.0 / 255])
+def test_a_yolo_that_divides_by_its_weights_is_asked_about(weight: float, tmp_path: Path) -> None:
+    """Exporters for accelerators fold the division into them; done twice it found nothing."""
+    path = save_onnx(
+        tmp_path / "y.onnx",
+        [
+            node("Conv", ["images", "kernel"], ["first"]),
+            node("ReduceSum", ["first"], ["sum"], keepdims=0),
+            node("Mul", ["sum", "zeros"], ["output0"]),
+        ],
+        [("images", "float32", (1, 3, 64, 96))],
+        [("output0", "float32", (1, 84, 126))],
+        {
+            "kernel": np.full((4, 3, 1, 1), weight, np.float32),
+            "zeros": np.zeros((1, 84, 126), np.float32),
+        },
+    )
+    if weight == 2:
+        assert taken(path).input.per_channel("scale", 3) == (255, 255, 255)
+    else:
+        (asked,) = draft(path).questions
+        assert asked.startswith("input.scale: 255")
+
+
 KERNEL = np.linspace(-3, 3, 2 * 3 * 3 * 3).reshape(2, 3, 3, 3).astype(np.float32)
 KINDS = ("Transpose", "Convert")
 STEPS = np.array([0.5, 0.25], np.float32)
@@ -379,3 +403,14 @@ def test_single_relu_what_has_the_same_shape_may_be_no_copy(tmp_path: Path) -> N
         [("y", "float32", (1, 400))],
     )
     assert draft(path).questions[0].startswith("task: raw")
+
+
+def test_haarcascade_is_no_network(tmp_path: Path) -> None:
+    """OpenCV's cascades are .xml, too, and have no .bin: its lack was all that was said."""
+    path = tmp_path / "haarcascade_frontalface.xml"
+    path.write_text('<?xml version="1.0"?>\n<opencv_storage>\n<cascade/></opencv_storage>\n')
+    with pytest.raises(ModelError, match="not an IR"):
+        inspect(path)
+    path.write_text('<?xml version="1.0"?>\n<net name="m" version="11"></net>\n')
+    with pytest.raises(ModelError, match="is missing beside it"):
+        inspect(path)

@@ -23,6 +23,8 @@ MAX_LAYERS = 200_000
 MAX_REMEMBERED = 500_000
 """Most edges and entries of metadata kept; an element takes 15 bytes in the file."""
 _MAX_DEPTH = 200
+_BEGIN = 4096
+"""Bytes in which the root of an IR begins."""
 
 # Values of a port's `precision` that are not the type's name in capitals.
 _PRECISIONS = {"FP16": "f16", "FP32": "f32", "FP64": "f64", "BOOL": "boolean"}
@@ -81,7 +83,10 @@ def inspect_ir(network: Path) -> NetworkFacts:
         raise ModelError(f"{network}: {size} bytes, expected at most {MAX_XML_BYTES} of an IR")
     weights = network.with_suffix(".bin")
     if not weights.is_file():
-        raise ModelError(f"{network}: {weights.name} is missing beside it")
+        with network.open("rb") as stream:
+            begins = b"<net" in stream.read(_BEGIN)
+        why = f"{weights.name} is missing beside it" if begins else "not an IR: it lacks <net>"
+        raise ModelError(f"{network}: {why}")
     reader = _Reader(network, weights.stat().st_size)
     reader.read()
     _check_weights(weights, reader.constants)

@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 FOR_PIXELS, FOR_NORMALIZED = 0.4, 2.5
 """Most gain of a YOLOX for pixels of 0 to 255, and least of one for pixels that are normalized:
 YOLOX-nano's are 0.13 and, of its first release, 7.8."""
+FOR_DIVIDED = 0.2
+"""Least gain of a network for pixels divided by 255. YOLOv5's to v12's are 4.3 and more, and
+FastestDet's 1.5; for pixels that are not divided they were 255 times smaller."""
 _NOT_FOLDED = frozenset({"BatchNormalization", "BatchNormInference"})
 _UNCHANGED = frozenset(
     {

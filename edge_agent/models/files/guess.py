@@ -20,7 +20,7 @@ from ...core.types import TensorSpec
 from ..decoders import POINTS_FIRST
 from . import infer_layout
 from .facts import FRAMEWORK, Draft, NetworkFacts
-from .first_layer import FOR_NORMALIZED, FOR_PIXELS, first_gain
+from .first_layer import FOR_DIVIDED, FOR_NORMALIZED, FOR_PIXELS, first_gain
 from .guess_exports import BINS, finished, heads, scrfd, unread
 from .guess_picture import CHANCES, COLORS, LABELS, RESIZE, Picture, detector, inside_of
 from .guess_signals import (
@@ -54,6 +54,7 @@ _CAFFE = (
     "input.mean and input.scale: as in training, since its converter was told none; 127.5 and "
     "127.5 of MobileNet-SSD, [104, 117, 123] and 1 of VGG's SSD"
 )
+_PIXEL = 255
 _IMAGENET = {"mean": [123.675, 116.28, 103.53], "scale": [58.395, 57.12, 57.375]}
 _YOLOX_COLORS = (
     'color = "bgr", anchor = "top-left" (of its 0.1.0 color = "rgb", mean = [123.675, 116.28, '
@@ -80,13 +81,29 @@ def draft_of(facts: NetworkFacts) -> Draft:
         The draft, which is complete if it has no questions.
     """
     draft, inside = _draft_of(facts), inside_of(facts)
-    if not inside or COLORS not in draft.questions:
+    if not inside:
+        return draft if draft.questions else _doubted(draft, facts)
+    if COLORS not in draft.questions:
         return draft
     asked = (
         f"input.color, input.mean and input.scale: its converter has put {' and '.join(inside)} "
         "inside, which is not to be done again; of the rest what it was trained with"
     )
     return replace(draft, questions=tuple(asked if q == COLORS else q for q in draft.questions))
+
+
+def _doubted(draft: Draft, facts: NetworkFacts) -> Draft:
+    """Ask for the scale of a family that divides pixels, if this network does so by its weights."""
+    if draft.keys["input"].get("scale") != _PIXEL:
+        return draft
+    gain = first_gain(facts)
+    if gain is None or gain > FOR_DIVIDED:
+        return draft
+    asked = (
+        "input.scale: 255, as its own code has it, or 1 where an exporter has put that inside: its "
+        "first weights are as small as those for pixels of 0 to 255"
+    )
+    return replace(draft, questions=(asked,))
 
 
 def _draft_of(facts: NetworkFacts) -> Draft:
