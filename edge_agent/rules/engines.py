@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ..config.rules import Action, CombinedRule
 from ..config.settings import Pipeline, Settings
@@ -134,17 +134,18 @@ class _Member:
 
     def take(self, event: Event, now: float) -> bool:
         """Record an event; return whether it may complete a rule."""
-        if event.state == "end":
-            if event.id in self.ongoing:
-                self.ongoing.remove(event.id)
-                self.at = now
-            return False
         if event.state == "begin":
             self.ongoing.add(event.id)
         elif event.state != "once":
             return False
         self.latest, self.at = event, now
         return True
+
+    def end(self, event: Event, now: float) -> None:
+        """Record the end of an event, whatever rules are called by now."""
+        if event.id in self.ongoing:
+            self.ongoing.remove(event.id)
+            self.at = now
 
     def is_within(self, seconds: float, now: float) -> bool:
         """Whether it is ongoing, or was at most *seconds* ago."""
@@ -170,6 +171,8 @@ class CombinedRules:
     name_event: Callable[[], str]
     holds: Holds
     _states: dict[str, _State] = field(default_factory=dict)
+    _ongoing: dict[str, Event] = field(default_factory=dict)
+    """The begins of all events that go on, by event: a rule may be added or changed meanwhile."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def actions(self) -> Iterator[Action]:
@@ -180,36 +183,50 @@ class CombinedRules:
     def step(self, events: Sequence[Event]) -> Iterator[Event]:
         """Yield the events of the rules that *events* complete."""
         settings = self.settings()
-        if not settings.rules:
-            return
-        names = {(each.name, rule.name) for each in settings.pipelines for rule in each.rules}
         now = time.monotonic()
+        names = {(each.name, rule.name) for each in settings.pipelines for rule in each.rules}
         with self._lock:
-            for rule in settings.rules:
-                state = self._states.get(rule.name)
-                if state is None or state.rule != rule:
-                    state = _State(rule, [_Member() for _ in rule.all])
-                    self._states[rule.name] = state
-                for event in events:
+            self._states = {rule.name: self._state(rule, names, now) for rule in settings.rules}
+            for event in events:
+                for state in self._states.values():
                     if self._completes(state, event, names, now):
                         yield self._fire(state, event, now)
+                if event.state == "begin":
+                    self._ongoing[event.id] = replace(event, picture=None)
+                elif event.state == "end":
+                    self._ongoing.pop(event.id, None)
+
+    def _state(self, rule: CombinedRule, names: set[tuple[str, str]], now: float) -> _State:
+        """Return the state of a rule; one that is new, or has changed, knows what goes on."""
+        state = self._states.get(rule.name)
+        if state is None or state.rule != rule:
+            state = _State(rule, [_Member() for _ in rule.all])
+            for event in self._ongoing.values():
+                self._take(state, event, names, now)
+        return state
 
     def _completes(
         self, state: _State, event: Event, names: set[tuple[str, str]], now: float
     ) -> bool:
         """Record an event; return whether it makes the rule fire."""
-        taken = False
-        for wanted, member in zip(state.rule.members, state.members, strict=True):
-            # If no rule has the name, it means a kind.
-            called = event.rule if wanted in names else event.when
-            if wanted == (event.pipeline, called) and event.when != WHEN:
-                taken = member.take(event, now) or taken
         return (
-            taken
+            self._take(state, event, names, now)
             and now >= state.silent_until
             and all(member.is_within(state.rule.within_s, now) for member in state.members)
             and self.holds(state.rule, event.time_ns)
         )
+
+    def _take(self, state: _State, event: Event, names: set[tuple[str, str]], now: float) -> bool:
+        """Record an event; return whether it may complete the rule."""
+        taken = False
+        for wanted, member in zip(state.rule.members, state.members, strict=True):
+            # If no rule has the name, it means a kind.
+            called = event.rule if wanted in names else event.when
+            if event.state == "end":
+                member.end(event, now)
+            elif wanted == (event.pipeline, called) and event.when != WHEN:
+                taken = member.take(event, now) or taken
+        return taken
 
     def _fire(self, state: _State, event: Event, now: float) -> Event:
         """Create the event of a rule; the momentary events that it used count for no other."""
