@@ -90,6 +90,8 @@ class Continuity:
         """Time of the latest row by the sender's clock, ns."""
         self._row: Array | None = None
         self._backward = 0
+        self._unplaced = False
+        """Whether the latest rows came together with one time, and how far apart is not known."""
 
     def judge(self, rows: Rows) -> Reading | None:
         """Return the rows to pass on, with times, or None if there are none.
@@ -158,7 +160,9 @@ class Continuity:
             times = latest - np.arange(len(data) - 1, -1, -1) * int(self._usual_row * 1e9)
         elif len(times) > 1:
             data, times = self._sorted(data, times)
+        unplaced, self._unplaced = self._unplaced, False
         if self._last is None:
+            self._unplaced = single and len(data) > 1
             return data, times, False
         if latest <= self._last and not self._was_set(self._last - latest):
             if latest == self._last:
@@ -171,10 +175,12 @@ class Continuity:
             return data, times, True
         self._backward = 0
         if single:
-            if times[0] <= self._last:
+            if times[0] <= self._last or not self._usual_row:
                 room = (latest - self._last) // len(data)
                 times = latest - np.arange(len(data) - 1, -1, -1) * room
-            return data, times, self._too_long((latest - self._last) / 1e9, len(data), 0.0)
+            # Nothing is made across rows that all have the time of the last one.
+            gap = self._too_long((latest - self._last) / 1e9, len(data), 0.0)
+            return data, times, gap or unplaced
         if times[0] <= self._last:
             new = times > self._last
             self.counts.late += int((~new).sum())

@@ -293,3 +293,26 @@ def test_another_rate_than_the_models_is_refused() -> None:
         ModelError, match=r"44100 samples a second, .*set input.resample_hz = 16000"
     ):
         windower.push(reading(numbered(4), rate_hz=44100))
+
+
+def test_keys_of_an_object_may_come_in_any_order() -> None:
+    """A model that names no channels got them swapped, and others, without a word."""
+    windower = Windower(InputSpec(window=1))
+
+    def picked(**values: float) -> list[float]:
+        data = np.array([[*values.values()]], np.float32)
+        (window,) = windower.push(reading(data, columns=tuple(values)))
+        return [float(value) for value in window.data[0]]
+
+    assert picked(a=1, b=2) == [1, 2]
+    assert picked(b=2, a=1) == [1, 2]
+    assert picked(c=9, b=2, a=1) == [1, 2]
+    for _ in range(2):
+        with pytest.raises(ModelError, match="the source changed from a, b to a, c"):
+            picked(a=1, c=7)
+        assert picked(a=1, b=2) == [1, 2]
+    for _ in range(2):
+        with pytest.raises(ModelError, match="changed from a, b to d, c"):
+            picked(d=1, c=7)
+    assert picked(d=1, c=7) == [1, 7], "a source that stays with other names has these"
+    assert picked(c=7, d=1) == [1, 7]

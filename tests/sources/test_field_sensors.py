@@ -277,3 +277,21 @@ def test_a_time_may_be_a_number_in_a_text(text: str) -> None:
     _, _, times = Payload(("v",), "t").read(message)
     assert times is not None
     assert times.tolist() == [1_700_000_000_500_000_000]
+
+
+def test_the_first_batches_with_one_time_are_not_drawn_together() -> None:
+    """How far apart the rows of the first message are is not known; nothing is made across them."""
+    continuity, start = Continuity(None), time.time() - 10
+    readings = []
+    for second in range(4):
+        at = start + second * 0.1
+        rows = np.arange(100, dtype=np.float32)[:, None]
+        times = np.array([round(at * 1e9)], np.int64)
+        found = continuity.judge(Rows(rows, round(at * 1e9), at, ("v",), times))
+        assert found is not None
+        assert found.times is not None
+        readings.append(found)
+    assert [each.gap for each in readings] == [False, True, False, False]
+    for each in readings[1:]:
+        assert each.times is not None
+        assert np.diff(each.times) == pytest.approx(np.full(99, 1e6), rel=0.01)

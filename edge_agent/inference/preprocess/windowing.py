@@ -283,6 +283,9 @@ class Channels:
         """Whether the source has given the wanted names."""
         self._shape: tuple[int, ...] | None = None
         self._odd = 0
+        self._order: tuple[str, ...] = ()
+        """The names that the source gave first, if the manifest names none: keys of an object may
+        come in any order."""
         if columns:
             self._picked = self._pick(columns, len(columns))
 
@@ -297,8 +300,8 @@ class Channels:
             self._picked = self._pick(columns, len(columns)) if columns else None
             self._columns = columns
         rows = reading.data
-        if columns and self._wanted and rows.ndim == 2:
-            # Other readings in between are ignored.
+        if columns and rows.ndim == 2:
+            # Other values beside them are ignored.
             rows = rows if self._picked is None else rows[:, self._picked]
             self._check(rows)
             return rows
@@ -342,7 +345,7 @@ class Channels:
     def _pick(self, columns: tuple[str, ...], count: int) -> list[int] | None:
         """Find the channels that the manifest names among *count*."""
         if not self._wanted:
-            return None
+            return self._as_before(columns)
         if self._is_only(columns, count):
             return [0]
         picked = [self._find(channel, columns, count) for channel in self._wanted]
@@ -352,6 +355,21 @@ class Channels:
             self._only = None
         self._named = bool(columns)
         return None if picked == list(range(count)) else picked
+
+    def _as_before(self, columns: tuple[str, ...]) -> list[int] | None:
+        """Find the channels that the source has had so far, whatever came between."""
+        if self._order and not {*columns} >= {*self._order}:
+            self._odd += 1
+            if self._odd < ODD:
+                before, found = ", ".join(self._order[:20]), ", ".join(columns[:20])
+                raise ModelError(f"the source changed from {before} to {found}")
+            self._order, self._odd, self._shape = (), 0, None
+            self._restart()
+        if not self._order or len({*columns}) < len(columns):
+            self._order = columns
+            return None
+        picked = [columns.index(name) for name in self._order]
+        return None if picked == list(range(len(columns))) else picked
 
     def _is_only(self, columns: tuple[str, ...], count: int) -> bool:
         """Whether the only wanted channel is the source's only one, whatever its name.
