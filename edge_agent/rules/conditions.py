@@ -7,7 +7,7 @@ time, with hysteresis; the event lasts while the condition is true.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import numpy as np
@@ -153,6 +153,13 @@ class Conditions:
         for entry in self._entries:
             self._tell(entry, entry.condition.advance(self._log.now))
 
+    def end_over(self, over: Callable[[Rule], bool]) -> None:
+        """End the events of rules that are *over*; the conditions go on."""
+        for entry in self._entries:
+            if entry.event is not None and over(entry.rule):
+                self._log.end(entry.event, "over")
+                entry.event = None
+
     def finish(self, why: Why) -> None:
         """End all events, and forget the past."""
         for entry in self._entries:
@@ -281,9 +288,7 @@ class Stays:
         """Begin the events of objects that have now stayed long enough."""
         if not self._columns.size:
             return
-        for (column, slot), ongoing in list(self._ongoing.items()):
-            if not self._log.holds(ongoing.rule):
-                self._end(column, slot, "over")
+        self.end_over(lambda rule: not self._log.holds(rule))
         occupancy = self._objects.occupancy
         stayed = self._log.now - occupancy.since.take(self._columns, axis=1)
         due = occupancy.held.take(self._columns, axis=1) & (stayed >= self._for_s)
@@ -295,6 +300,12 @@ class Stays:
             event = self._log.begin(rule, self._objects.facts(slot, rule))
             if event is not None:
                 self._ongoing[column, slot] = event
+
+    def end_over(self, over: Callable[[Rule], bool]) -> None:
+        """End the events of rules that are *over*; the objects go on to stay."""
+        for (column, slot), event in list(self._ongoing.items()):
+            if over(event.rule):
+                self._end(column, slot, "over")
 
     def update(self) -> None:
         """Report better scores of objects that stay."""

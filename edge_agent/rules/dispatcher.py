@@ -226,6 +226,7 @@ class EventDispatcher:
         self.evidence.limit(keep_mb)
         self.clips.follow_settings()
         self._publish(events, keep_mb)
+        self.engines.tick()
         self.engines.publish_counts(at_once=self._queue.closing)
         self.actions.flush()
         self._journal.settle(self._safe_until())

@@ -20,6 +20,8 @@ from .totals import TotalsFile
 
 COUNT_SECONDS = 1.0
 """Least time between count messages."""
+TICK_SECONDS = 1.0
+"""Least time between looks at what is over without a result."""
 
 
 @dataclass(slots=True, eq=False)
@@ -36,6 +38,7 @@ class RuleEngines:
     combined: CombinedRules | None = None
     """The rules over several pipelines."""
     _engines: dict[str, tuple[RuleEngine, Pipeline]] = field(default_factory=dict)
+    _ticked_at: float = 0.0
     _published_at: float = 0.0
     _publishing: threading.Lock = field(default_factory=threading.Lock)
     """Held while counts are published or an engine is removed, so that nothing is published on the
@@ -89,6 +92,15 @@ class RuleEngines:
         for _, settings in list(self._engines.values()):
             for rule in settings.rules:
                 yield from rule.do
+
+    def tick(self) -> None:
+        """End the events of rules whose hours or mode are over; at most once a second."""
+        now = time.monotonic()
+        if now - self._ticked_at < TICK_SECONDS:
+            return
+        self._ticked_at = now
+        for engine, _ in list(self._engines.values()):
+            engine.tick(time.monotonic(), time.time_ns())
 
     def publish_counts(self, *, at_once: bool = False) -> None:
         """Publish the counts of zones and lines that have changed.

@@ -157,6 +157,12 @@ class EventLog:
         self.seq, self.now, self.time_ns = sample.seq, sample.since, sample.time_ns
         self.picture = sample.data if sample.picture else None
 
+    def let_pass(self, now: float) -> None:
+        """Let time pass, up to *now*, since the current sample."""
+        passed = max(0.0, now - self.now)
+        self.now += passed
+        self.time_ns += int(passed * 1e9)
+
     def flush(self) -> None:
         """Emit the events created since the last call."""
         made, self._made, self.picture = self._made, [], None
@@ -204,8 +210,8 @@ class EventLog:
         self._send("end", event, told)
 
     def _silence(self, rule: Rule, facts: Mapping[str, Any]) -> None:
-        if rule.cooldown_s:
-            self._silent_until[_key(rule, facts)] = self.now + rule.cooldown_s
+        # Even without a cooldown, for samples from before an end that came without a result.
+        self._silent_until[_key(rule, facts)] = self.now + rule.cooldown_s
 
     def _send(self, state: State, event: OngoingEvent, facts: Mapping[str, Any]) -> None:
         rule = event.rule

@@ -48,6 +48,7 @@ class RuleEngine:
         self._settings = settings
         self._lossless = lossless
         self._totals = totals
+        self._holds = holds
         self._lock = threading.Lock()
         self._log = EventLog(settings.name, name_event, emit, settings.ask, holds)
         self._objects = objects = TrackedObjects(settings)
@@ -124,6 +125,23 @@ class RuleEngine:
             self._stays.advance()
             self._conditions.advance()
             self._log.flush()
+
+    def tick(self, now: float, time_ns: int) -> None:
+        """End the events of rules whose hours or mode are over, though no result comes.
+
+        *now*: monotonic seconds; *time_ns*: the wall clock. Hours must be over by both clocks, if
+        the samples have their times from another one: else a late sample would begin the event
+        again.
+        """
+        with self._lock:
+            log = self._log
+            latest = log.now, log.time_ns
+            if not self._lossless:  # the time of a recording passes with its results
+                log.let_pass(now)
+            for part in (self._stays, self._conditions):
+                part.end_over(lambda rule: not (log.holds(rule) or self._holds(rule, time_ns)))
+            log.flush()
+            log.now, log.time_ns = latest
 
     # Called by others
 

@@ -18,7 +18,7 @@ from edge_agent.core.types import Detections, Findings, Outcome, Sample, Timing
 from edge_agent.mqtt.client import Client
 from edge_agent.mqtt.topics import Topics
 from edge_agent.rules.dispatcher import EventDispatcher
-from edge_agent.rules.event import Event
+from edge_agent.rules.event import Event, Holds, always
 from edge_agent.rules.rule_engine import RuleEngine
 from edge_agent.rules.totals import LineTotals
 from edge_agent.runtime.pipelines.mqtt_sink import MqttSink
@@ -57,6 +57,7 @@ class Stage:
         lossless: bool = False,
         size: tuple[int, int] = (100, 100),
         anchor: Any = "bottom",
+        holds: Holds = always,
     ) -> None:
         self.events: list[Event] = []
         self.totals = LineTotals(None)
@@ -85,6 +86,7 @@ class Stage:
             name_event=lambda: f"e{next(names)}",
             emit=self.events.extend,
             totals=self.totals,
+            holds=holds,
         )
 
     @property
@@ -126,6 +128,11 @@ class Stage:
         self.now += self.period if wait is None else wait
         self.seq += 1
         self.engine.advance_time(Sample(self._picture, self.seq, int(self.now * 1e9), self.now))
+
+    def tick(self, wait: float, *, clock: float = 0.0) -> None:
+        """Let time pass without a frame; *clock*: by how much the wall clock is ahead of it."""
+        self.now += wait
+        self.engine.tick(self.now, int((self.now + clock) * 1e9))
 
     def told(self) -> list[tuple[str, str]]:
         """Give rule and state of all events so far."""

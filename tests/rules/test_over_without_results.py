@@ -1,0 +1,113 @@
+"""Events of rules whose hours or mode are over while no result comes that could say so."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from edge_agent.config.rules import CombinedRule, Rule
+from edge_agent.core.types import Values
+from tests.helpers.rule_engines import Stage, box
+
+OPEN = {"name": "open", "when": "value", "value": "contact", "above": 0.5, "frames": "1/1"}
+DWELL = {"name": "dwell", "when": "dwell", "zone": "all"}
+ALL = [(0.0, 0.0), (1.0, 0.0), (1.0, 1.0), (0.0, 1.0)]
+SIX = 110
+"""When the hours of `Until` are over: ten seconds after the first frame of a stage."""
+
+
+class Mode:
+    """Says whether rules hold, as the mode of a device does."""
+
+    on = True
+
+    def __call__(self, _rule: Rule | CombinedRule, _time_ns: int) -> bool:
+        return self.on
+
+
+def until(_rule: Rule | CombinedRule, time_ns: int) -> bool:
+    """Let rules hold up to a time."""
+    return time_ns < SIX * 1e9
+
+
+def test_an_event_is_ended_when_its_mode_is_over_though_the_sensor_says_nothing() -> None:
+    """The siren went on until somebody touched the door."""
+    mode = Mode()
+    stage = Stage(rules=[OPEN, DWELL], zones={"all": ALL}, holds=mode)
+    for _ in range(3):
+        stage.show(box(50, 50))
+    stage.give(Values({"contact": 1.0}))
+    stage.tick(1.0)
+    begun = [("dwell", "begin"), ("open", "begin")]
+    assert stage.told() == begun
+    mode.on = False
+    stage.give(Values({"battery": 89.0}), wait=5.0)
+    stage.tick(1.0)
+    stage.tick(1.0)
+    assert stage.told() == [*begun, ("dwell", "end"), ("open", "end")]
+    ended = stage.events[-1]
+    assert (ended.facts["why"], ended.facts["seconds"]) == ("over", pytest.approx(7.0))
+    assert ended.time_ns == pytest.approx((stage.now - 1.0) * 1e9, abs=1000)
+    mode.on = True
+    stage.tick(1.0)
+    assert len(stage.told()) == 4
+    stage.give(Values({"contact": 1.0}))
+    assert stage.told()[4:] == [("open", "begin")]
+
+
+def test_what_waited_from_before_the_end_of_its_hours_does_not_begin_it_again() -> None:
+    """A lane that is behind delivers it after the event was ended."""
+    stage = Stage(rules=[OPEN], holds=until)
+    stage.give(Values({"contact": 1.0}))
+    stage.tick(SIX - stage.now - 0.1)
+    assert stage.told() == [("open", "begin")]
+    stage.tick(0.2)
+    assert stage.told() == [("open", "begin"), ("open", "end")]
+    stage.give(Values({"contact": 1.0}), wait=-0.2)
+    stage.give(Values({"contact": 1.0}), wait=0.5)
+    assert len(stage.told()) == 2
+
+
+@pytest.mark.parametrize("clock", [-30.0, 30.0])
+def test_hours_are_over_once_they_are_by_the_clocks_of_device_and_sender(clock: float) -> None:
+    """Else readings of a sender whose clock is behind would begin and end it in turn."""
+    stage = Stage(rules=[OPEN], holds=until)
+    stage.give(Values({"contact": 1.0}))
+    for _ in range(20):
+        stage.tick(1.0, clock=clock)
+    assert len(stage.told()) == (1 if clock < 0 else 2)
+    stage.tick(20.0, clock=clock)
+    assert len(stage.told()) == 2
+
+
+def test_the_hours_of_a_recording_pass_with_its_results() -> None:
+    """Results may wait for the broker; the mode is that of the device."""
+    mode = Mode()
+
+    def holds(rule: Rule | CombinedRule, time_ns: int) -> bool:
+        return mode(rule, time_ns) and until(rule, time_ns)
+
+    stage = Stage(rules=[OPEN], holds=holds, lossless=True)
+    stage.give(Values({"contact": 1.0}))
+    stage.tick(60.0)
+    assert stage.told() == [("open", "begin")]
+    mode.on = False
+    stage.tick(1.0)
+    assert stage.told() == [("open", "begin"), ("open", "end")]
+    assert stage.events[1].facts["seconds"] == 0.0
+
+
+def test_passing_time_moves_no_track() -> None:
+    """An object is expected where it goes by the time between its frames."""
+    far: list[Any] = []
+    for waits in (False, True):
+        stage = Stage(rules=[DWELL], zones={"all": ALL}, rate=2)
+        for x in range(10, 90, 10):
+            found = stage.show(box(x, 50, 8))
+            if waits:
+                stage.tick(0.25)
+                stage.now -= 0.25
+        assert found.tracks is not None
+        far.append(found.tracks.tolist())
+    assert far[0] == far[1]
