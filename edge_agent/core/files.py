@@ -181,8 +181,8 @@ def put_aside(path: Path) -> str:
     return ""  # it stays, and is replaced by the next write
 
 
-def append_lines(path: Path, lines: bytes) -> None:
-    """Append whole lines to a file of the state folder, durably.
+def append_lines(path: Path, lines: bytes, mode: int = 0o644) -> None:
+    """Append whole lines to a file of the state folder with these permissions, durably.
 
     The remains of an interrupted append stay on a separate line, which the reader skips.
 
@@ -192,7 +192,10 @@ def append_lines(path: Path, lines: bytes) -> None:
     is_new = not path.exists()
     descriptor = open_plain(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW)
     with os.fdopen(descriptor, "ab") as file:
-        size = os.fstat(descriptor).st_size
+        status = os.fstat(descriptor)
+        size = status.st_size
+        if status.st_mode & 0o777 & ~mode:
+            os.fchmod(descriptor, mode)
         if size and os.pread(descriptor, 1, size - 1) != b"\n":
             lines = b"\n" + lines
         file.write(lines)

@@ -13,12 +13,14 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from ..config.rules import Action
 from ..config.settings import Settings
 from ..core.errors import SampleError
+from ..core.plain_record import DoubtError, read_plain
 from ..mqtt.client import Client
 from ..mqtt.topics import Topics
 from ..runtime.pipelines.sinks import Sinks
@@ -192,7 +194,8 @@ class EventDispatcher:
         ]
         crossed = {each.pipeline for each in events if each.when == "cross"}
         totals = {name: self._totals.of(name).content() for name in crossed}
-        entries = iter(self._journal.add([(said, each.qos) for said, each in made], totals))
+        due = {each.id: at_end for each in events if (at_end := _due(each))}
+        entries = iter(self._journal.add([(said, each.qos) for said, each in made], totals, due))
         now = time.monotonic()
         for said, each in made:
             self._queue.put(Queued(each, said, next(entries) if each.qos else None, now))
@@ -254,11 +257,11 @@ class EventDispatcher:
             for pipeline in self._settings().pipelines
             for rule in pipeline.rules
         }
-        for each in ended:
-            place = each["pipeline"], each["rule"]
+        for each in (*(end for end in left if end["state"] == "end"), *ended):
+            place, due = (each["pipeline"], each["rule"]), self._journal.due(each["event"])
             # If the rule is true again, whatever it switched on must stay on.
-            if place in rules and not self._journal.is_ongoing(*place):
-                self._act(rules[place].do, each)
+            if (due or each in ended) and not self._journal.is_ongoing(*place):
+                self._act(rules[place].do if place in rules else _actions(due), each)
         words = "%d events left by the last run are published again or ended"
         log.info(words, len(left) + len(ended))
 
@@ -325,3 +328,20 @@ class EventDispatcher:
         told = {"actions": {"done": self.actions.done, "failed": self.actions.failed}}
         asks = any(pipeline.ask for pipeline in self._settings().pipelines)
         return told | ({"answers": self.asking.health()} if asks else {})
+
+
+def _due(event: Event) -> list[dict[str, Any]]:
+    """Return the actions that the end of an event which begins will cause, for the journal."""
+    due = (each for each in event.actions if event.state == "begin" and each.on in {"end", "all"})
+    return [
+        {key: value for key, value in asdict(each).items() if value is not None} for each in due
+    ]
+
+
+def _actions(due: list[dict[str, Any]]) -> tuple[Action, ...]:
+    """Return the actions that the journal has kept."""
+    made = []
+    for each in due:
+        with suppress(DoubtError):  # the file is damaged, or of another version
+            made.append(read_plain(Action, each))
+    return tuple(made)

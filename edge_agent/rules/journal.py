@@ -3,7 +3,8 @@
 An event is written here before its result is published, and stays until the broker has it or the
 spool has written it to disk. An ongoing event stays until its end. The totals of the lines that it
 has crossed are written with it. After a kill, the next start publishes the remaining events again,
-as possible copies, and ends those that had begun.
+as possible copies, and ends those that had begun. The actions that an end will cause are written
+with the begin: the rule may be gone by then.
 
 Two files: the state at some time, and the entries since then, appended line by line. Simultaneous
 lines from several threads are written together.
@@ -19,7 +20,7 @@ import os
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,10 @@ _STATES = frozenset({"once", "begin", "update", "end"})
 Payload = dict[str, Any]
 Totals = Mapping[str, Mapping[str, Any]]
 """Results of `totals.LineTotals.content` by pipeline."""
+Due = Mapping[str, list[dict[str, Any]]]
+"""What the ends of ongoing events will cause, by event: actions as in the settings."""
+MODE = 0o600
+"""Permissions of the files: URLs of actions may have a password."""
 
 
 @dataclass(slots=True, eq=False)
@@ -53,6 +58,8 @@ class Entry:
     payload: Payload
     published_at: float | None = None
     """Monotonic seconds; None: not yet; infinite: it stays until it is delivered."""
+    due: list[dict[str, Any]] = field(default_factory=list)
+    """The actions of an end that the last run has left."""
 
 
 @dataclass(slots=True)
@@ -62,6 +69,7 @@ class _Left:
     fresh: list[Payload]
     open: dict[str, Payload]
     totals: dict[str, Any]
+    due: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     number: int = 0
     """Number of the last entry in it."""
 
@@ -71,14 +79,14 @@ class Journal:
 
     def __init__(self, path: Path) -> None:
         """Read the state of the last run; its newest part is in *path* with the suffix ".log"."""
-        self._file = StateFile(path, "events that had begun")
+        self._file = StateFile(path, "events that had begun", MODE)
         self._appended = path.with_suffix(".log")
         self._left = _read(self._file, self._appended)
         self.totals: dict[str, Any] = self._left.totals
         """The latest totals of each pipeline."""
         self._fresh: list[Entry] = []
-        self._open: dict[str, tuple[float, Payload]] = {}
-        """Begin and latest message of each ongoing event."""
+        self._open: dict[str, tuple[float, Payload, list[dict[str, Any]]]] = {}
+        """Begin and latest message of each ongoing event, and the actions of its end."""
         self._written = 0.0
         self._outdated = bool(self._left.fresh or self._left.open)
         self._known = threading.Lock()
@@ -97,7 +105,7 @@ class Journal:
 
         Both must be published, in this order.
         """
-        fresh, lasting = self._left.fresh, self._left.open.values()
+        fresh, lasting, due = self._left.fresh, self._left.open.values(), self._left.due
         ended = {payload["event"] for payload in fresh if payload["state"] == "end"}
         time_now = payloads.iso(time.time_ns())
         ends = [
@@ -107,44 +115,60 @@ class Journal:
         ]
         self._left = _Left([], {}, {})
         # Kept until they are delivered, however long the broker is unreachable.
-        self._fresh += [Entry(payload, math.inf) for payload in (*fresh, *ends)]
+        for payload in (*fresh, *ends):
+            at_end = due.get(payload["event"], []) if payload["state"] == "end" else []
+            self._fresh.append(Entry(payload, math.inf, at_end))
         return fresh, ends
+
+    def due(self, event: str) -> list[dict[str, Any]]:
+        """Return the actions of an end that the last run has left."""
+        with self._known:
+            return next((e.due for e in self._fresh if e.due and e.payload["event"] == event), [])
 
     def is_ongoing(self, pipeline: str, rule: str) -> bool:
         """Return whether an event of a rule is ongoing."""
         with self._known:
-            latest = [payload for _, payload in self._open.values()]
+            latest = [payload for _, payload, _ in self._open.values()]
         return any((each["pipeline"], each["rule"]) == (pipeline, rule) for each in latest)
 
     def add(
-        self, events: Sequence[tuple[Payload, int]], totals: Totals | None = None
+        self,
+        events: Sequence[tuple[Payload, int]],
+        totals: Totals | None = None,
+        due: Due | None = None,
     ) -> list[Entry]:
         """Write simultaneous events, each with its QoS, to disk before returning.
 
         Return an entry for each QoS 1 event, whose `published_at` the caller sets. *totals* are
-        those of the lines that they have crossed.
+        those of the lines that they have crossed; *due* is for those that begin.
         """
         with self._known:
-            entries, durable = self._take(events)
+            entries, durable = self._take(events, due or {})
             if totals:
                 self.totals.update(totals)
             if not (durable or totals):
                 return entries
             self._latest = number = self._latest + 1
-            entry = {"number": number, "events": events, "totals": totals or {}}
+            entry = {
+                "number": number,
+                "events": events,
+                "totals": totals or {},
+                "due": due or {},
+            }
             self._waiting.append(json.dumps(entry))
         with self._writing:
             if self._on_disk < number:
                 self._append()
         return entries
 
-    def _take(self, events: Sequence[tuple[Payload, int]]) -> tuple[list[Entry], bool]:
+    def _take(self, events: Sequence[tuple[Payload, int]], due: Due) -> tuple[list[Entry], bool]:
         now = time.monotonic()
         entries, durable = [], False
         for payload, qos in events:
             state, name = payload["state"], payload["event"]
             if state in {"begin", "update"}:
-                self._open[name] = (self._open.get(name, (now,))[0], payload)
+                since, _, actions = self._open.get(name, (now, payload, due.get(name, [])))
+                self._open[name] = since, payload, actions
                 durable = True
             elif state == "end":
                 durable = self._open.pop(name, None) is not None or durable
@@ -161,7 +185,7 @@ class Journal:
             number = self._latest
         data = "".join(f"{line}\n" for line in lines).encode()
         try:
-            append_lines(self._appended, data)
+            append_lines(self._appended, data, MODE)
             self._failure = None
         except OSError as problem:
             # Kept in memory, and written as soon as there is space again.
@@ -218,9 +242,11 @@ class Journal:
                     # By how long they are known to last: the clock may be set meanwhile.
                     "open": [
                         {**payload, "seconds": round(now - since, 3)}
-                        for since, payload in self._open.values()
+                        for since, payload, _ in self._open.values()
                     ],
                     "totals": dict(self.totals),
+                    "due": {name: due for name, (_, _, due) in self._open.items() if due}
+                    | {each.payload["event"]: each.due for each in self._fresh if each.due},
                 }
             self._outdated = not self._file.save(content)
             if not self._outdated:
@@ -238,22 +264,24 @@ class Journal:
 def _read(file: StateFile, appended: Path) -> _Left:
     """Read the last whole state, and the entries appended since."""
     left = file.read(_parse) or _Left([], {}, {})
-    for number, events, totals in _lines(appended):
+    for number, events, totals, due in _lines(appended):
         if 0 < number <= left.number:
             continue  # the state was written, but the older lines were not removed yet
         left.number = max(number, left.number)
         left.totals.update(totals)
+        left.due.update(due)
         for payload, qos in events:
             if payload["state"] in {"begin", "update"}:
                 left.open[payload["event"]] = payload
             elif payload["state"] == "end":
                 left.open.pop(payload["event"], None)
+                left.due.pop(payload["event"], None)
             if qos:
                 left.fresh.append(payload)
     return left
 
 
-def _lines(path: Path) -> Iterator[tuple[int, list[tuple[Payload, int]], dict[str, Any]]]:
+def _lines(path: Path) -> Iterator[tuple[int, list[tuple[Payload, int]], dict[str, Any], Due]]:
     """Yield the appended entries, except for incomplete lines."""
     try:
         data = read_plain_bytes(path)
@@ -273,16 +301,23 @@ def _lines(path: Path) -> Iterator[tuple[int, list[tuple[Payload, int]], dict[st
             events = [(_checked(payload), int(qos)) for payload, qos in content["events"]]
             totals = dict(content["totals"])
             number = int(content.get("number", 0))  # 0: written by a version that had none
+            due = _due(content)
         except DAMAGED:
             continue  # cut off by a kill, a power cut or a full disk, before `add` returned
-        yield number, events, totals
+        yield number, events, totals, due
 
 
 def _parse(content: Mapping[str, Any]) -> _Left:
     fresh, lasting = ([_checked(each) for each in content[key]] for key in ("fresh", "open"))
     totals = dict(content.get("totals", {}))
     ongoing = {payload["event"]: payload for payload in lasting}
-    return _Left(fresh, ongoing, totals, int(content.get("number", 0)))
+    return _Left(fresh, ongoing, totals, _due(content), int(content.get("number", 0)))
+
+
+def _due(content: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
+    """Return what is due at ends; earlier versions kept none."""
+    due = dict(content.get("due", {}))
+    return {name: [dict(each) for each in actions] for name, actions in due.items()}
 
 
 def _checked(content: Any) -> Payload:

@@ -92,6 +92,42 @@ def test_what_a_begin_has_switched_on_is_switched_off_after_a_kill(
     assert states == [*(["begin"] * again), "begin", "end"]
 
 
+@pytest.mark.parametrize("away", [False, True])
+def test_what_a_rule_has_switched_on_is_switched_off_after_a_kill_though_the_rule_is_gone(
+    tmp_path: Path, broker: Mosquitto, listen: Callable[..., Listener], away: bool
+) -> None:
+    """It came by `configure` for this run only, or was renamed; *away*: a run meets no broker."""
+    do = tuple(
+        Action(publish="siren/{rule}", payload=on.upper(), on=on, qos=1) for on in ("begin", "end")
+    )
+    killed = dispatcher_without_broker(tmp_path)
+    for number in (1, 2):
+        killed.submit(
+            Event(f"s-{number}", f"r{number}", "dwell", "p", "begin", 1, 0, 0, {}, actions=do)
+        )
+    killed.submit(Event("s-2", "r2", "dwell", "p", "end", 1, 0, 0, {}, actions=do))
+    assert [path.stat().st_mode & 0o077 for path in tmp_path.glob("events.*")] == [0]
+    if away:
+        waiting = dispatcher_without_broker(tmp_path)
+        waiting.close()
+        waiting.run()
+    settings = Settings(device_id="box", state_dir=str(tmp_path))
+    heard = listen(broker.port, "#")
+    client = make_client(broker.url)
+    dispatcher = make_dispatcher(client, settings)
+    running = threading.Thread(target=client.run, daemon=True)
+    running.start()
+    wait_until(lambda: client.connected, "a connection")
+    dispatcher.close()
+    dispatcher.run()
+    client.close()
+    running.join()
+    heard.wait_state("edge/box/status", state="offline")
+    sent = [(h.topic, h.payload) for h in heard.heard if h.topic.startswith("siren/")]
+    assert sent == [("siren/r1", b"END")]
+    assert "END" not in (tmp_path / "events.json").read_text()
+
+
 def test_what_a_power_cut_has_cut_off_takes_no_later_event_with_it(tmp_path: Path) -> None:
     """The half line stays by itself; what is written after it is read again."""
     path = tmp_path / "events.json"
