@@ -649,6 +649,41 @@ def test_pictures_are_kept_up_to_the_limit_and_the_oldest_go_first(tmp_path: Pat
     assert len(list((tmp_path / "evidence").glob("*/*"))) == 3
 
 
+def test_who_stands_in_a_still_picture_is_found_again(
+    broker: Mosquitto, listen: Listeners, agent: Agents, tmp_path: Path
+) -> None:
+    """With `motion`, after a change or a pause of the camera, though nothing moves any more.
+
+    A parked car was counted no longer, and its event had ended for ever.
+    """
+    detector(tmp_path / "models" / "finder", [(0, 0.9, 0.1, 0.1, 0.4, 0.5)], ["person"])
+    clip = write_clip(tmp_path / "clip.avi", [plain(120)] * 25)
+    there = {"name": "there", "when": "count", "zone": "yard", "frames": "3/4"}
+    pipeline = {
+        "name": "door",
+        "source": f"file:{clip}?loop=1",
+        "model": "finder",
+        "motion": True,
+        "zones": [{"name": "yard", "polygon": YARD}],
+        "rules": [there],
+    }
+    heard = listen(broker.port)
+    agent(agent_settings("box", broker.url, [pipeline], models_dirs=[str(tmp_path / "models")]))
+
+    def began(times: int) -> None:
+        wait_events(heard, lambda events: sum(e["state"] == "begin" for e in events) == times)
+        heard.wait_state(f"{D}/count/door", zones={"yard": {"person": 1}}, lines={})
+
+    began(1)
+    for enabled in (False, True):
+        body = {"pipeline": "door", "enabled": enabled}
+        heard.publish(f"{D}/in/command/set", json.dumps(body).encode())
+    began(2)
+    patch = {"pipelines": {"door": {"rules": [{**there, "frames": "2/4"}]}}}
+    heard.publish(f"{D}/in/command/configure", json.dumps(patch).encode())
+    began(3)
+
+
 def test_who_stands_in_a_still_picture_dwells(
     broker: Mosquitto, listen: Listeners, agent: Agents, tmp_path: Path
 ) -> None:

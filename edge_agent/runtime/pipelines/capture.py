@@ -43,6 +43,9 @@ log = logging.getLogger(__name__)
 CLOSE_SECONDS = 2.0
 """Time for a switched-off source to close before it is opened again."""
 SOURCE_STABLE = 10.0
+AGAIN = 8
+"""How many pictures are inferred without motion after a change: enough for tracks, and for
+`frames` of rules."""
 
 
 @dataclass(slots=True, eq=False)
@@ -118,6 +121,7 @@ class Capture:
 
         The masks apply from the next picture on.
         """
+        self.pictures.look_again()
         self.pictures.masks = masks_of(settings)
         self.pictures.watched = settings.camera and not self.spec.lossless
         if settings.rate != self.rate.most:
@@ -180,6 +184,7 @@ class Capture:
             attempt.beat, attempt.limit, attempt.opening = began, OPEN_SECONDS, True
             try:
                 with closing(self._open(attempt)) as source:
+                    self.pictures.look_again()
                     attempt.limit, attempt.opening = self.spec.stall_seconds, False
                     self.counts = getattr(source, "counts", None)
                     # A sensor may send nothing for hours and still work, unless `stall_s` is set.
@@ -336,6 +341,9 @@ class Pictures:
         self._snapshots = snapshots
         self._gated = settings.motion
         self._gate: MotionGate | None = None
+        self._pass_until = AGAIN
+        """As long as fewer pictures have been inferred, they pass without motion, too."""
+        self._served: list[Model | None] = []
         self.watched = settings.camera and not capture.spec.lossless
         """Whether the camera's condition is monitored."""
         self._watch: CameraWatch | None = None
@@ -358,8 +366,7 @@ class Pictures:
         if self.masks is not None:
             reading = replace(reading, data=self.masks.apply(reading.data))
         needed = self._snapshots.needs(reading.data, queue.account.dropped["deadline"])
-        # The gate gets every picture, to know the background.
-        if self._gated and not self._moved(reading.data) and not (needed or another):
+        if self._gated and not self._passes(reading.data) and not (needed or another):
             seq = queue.seq
             board.drop(queue, "still")
             self.on_still(Sample(reading.data, seq, reading.time_ns, reading.since, reading.file))
@@ -404,6 +411,26 @@ class Pictures:
             return model.prepare_data(reading.data, self._region, stream=reading.file is None)
         except AgentError:
             return None  # the lane gets the same error and records it
+
+    def look_again(self) -> None:
+        """Let some pictures be inferred though nothing moves: what was found is not known now."""
+        self._pass_until = self._looked_at + AGAIN
+
+    def _passes(self, picture: Array) -> bool:
+        """Whether a picture has moved, or has to be looked at without that."""
+        before, served = self._served, [serving.model for serving in self._capture.servings]
+        self._served = served
+        if any(old not in {None, new} for old, new in zip(before, served, strict=False)):
+            self.look_again()
+        # The gate gets every picture, to know the background.
+        moved = self._moved(picture)
+        return moved or self._looked_at < self._pass_until
+
+    @property
+    def _looked_at(self) -> int:
+        """How many pictures have been inferred, or will be if no newer one comes."""
+        account = self._capture.queue.account
+        return account.inferred + account.waiting
 
     def _moved(self, picture: Array) -> bool:
         if self._gate is None:

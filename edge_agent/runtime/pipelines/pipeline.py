@@ -211,6 +211,7 @@ class Pipeline:
     @threshold.setter
     def threshold(self, threshold: float | None) -> None:
         self._route.path.threshold = threshold
+        self._capture.pictures.look_again()
 
     @property
     def lowest(self) -> float | None:
