@@ -11,14 +11,13 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import TYPE_CHECKING, Literal
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from ...config.settings import Pipeline as PipelineSettings
 from ...core.backoff import Backoff
 from ...core.containment import converted
-from ...core.errors import AgentError, ModelError, SampleError, SourceError, thread_limit
+from ...core.errors import AgentError, SampleError, SourceError, thread_limit
 from ...core.threads import ThreadGroup
 from ...core.types import Array, Reading, Sample
 from ...inference.model import Model
@@ -27,12 +26,13 @@ from ...serving.active import Serving
 from ...sources.source import OPEN_SECONDS, Source, open_source
 from ...sources.spec import SourceSpec
 from ..scheduler.board import FrameQueue
+from .attempt import Attempt
 from .rate import Rate
 from .snapshots import Snapshots
 from .status import Common, FrameErrors, SourceStatus
+from .windows import MisfitError, Windows
 
 if TYPE_CHECKING:
-    from ...inference.preprocess.windowing import Window, Windower
     from ...sources.continuity import Counts
     from .camera_watch import CameraWatch
     from .masks import Masks
@@ -46,32 +46,6 @@ SOURCE_STABLE = 10.0
 AGAIN = 8
 """How many pictures are inferred without motion after a change: enough for tracks, and for
 `frames` of rules."""
-
-
-@dataclass(slots=True, eq=False)
-class Attempt:
-    """One capture thread; it may get stuck in a driver and be left behind."""
-
-    closing: threading.Event = field(default_factory=threading.Event)
-    beat: float = field(default_factory=time.monotonic)
-    """When it last made progress."""
-    limit: float = OPEN_SECONDS
-    opening: bool = False
-    """Whether it is opening its source."""
-    late: bool = False
-    """Whether that took so long that the source was reported as lost."""
-    began: float = field(default_factory=time.monotonic)
-    thread: threading.Thread | None = None
-    abandoned: bool = False
-    """Whether its thread hangs in a driver."""
-
-    def alive(self) -> None:
-        """Record that its thread is not inside a driver."""
-        self.beat = time.monotonic()
-
-
-class MisfitError(SourceError):
-    """The source's data does not fit the model: opening it again would not help."""
 
 
 class Capture:
@@ -440,85 +414,3 @@ class Pictures:
         # Motion elsewhere cannot be found.
         seen = picture if self._region is None else cut(picture, self._region)[0]
         return self._gate.moved(seen)
-
-
-class Windows:
-    """Cuts a signal into windows for the pipeline's model; a new model may need other windows."""
-
-    def __init__(self, capture: Capture) -> None:
-        self._capture = capture
-        self._spec: object = None
-        self._windower: Windower | None = None
-
-    def put(self, reading: Reading, attempt: Attempt) -> bool:
-        """Put every window that *reading* completes on the board; False when it must stop.
-
-        Raises:
-            SampleError: a reading of a live source does not fit; others may.
-            MisfitError: a recording does not fit.
-        """
-        model = self._model(attempt)
-        if model is None:
-            return False
-        spec = model.manifest.input
-        # It is nearly always the same object, and comparing two takes as long as a reading.
-        if self._windower is None or (spec is not self._spec and spec != self._spec):
-            self.end()
-            try:
-                self._windower = model.windower(reading.columns)
-            except ModelError as problem:
-                raise self._misfit(model, problem) from None
-            self._spec = spec
-        if reading.gap:
-            self.end("gap")
-        try:
-            for part in self._windower.usable(reading):
-                if isinstance(part, SampleError):
-                    self._capture.refuse(part, attempt, self)
-                elif not all(self._put(w, part, attempt) for w in self._windower.push(part)):
-                    return False
-        except ModelError as problem:
-            raise self._misfit(model, problem) from None
-        model.stats.misfit = None
-        return True
-
-    def finish(self, attempt: Attempt) -> bool:
-        """Put the windows that the end of the signal completes; False when it must stop."""
-        ended = () if self._windower is None else self._windower.finish()
-        return all(self._put(window, None, attempt) for window in ended)
-
-    def _put(self, window: Window, last: Reading | None, attempt: Attempt) -> bool:
-        """Put a window that ends in the reading *last* on the board; False when it must stop."""
-        capture = self._capture
-        if not capture.spec.lossless:
-            if capture.rate.due(time.monotonic()):
-                sample = partial(window.sample, capture=None if last is None else last.capture)
-                return capture.board.put(capture.queue, sample)
-            capture.board.drop(capture.queue, "rate")
-            return True
-        if not (capture.wait_credit(attempt.closing) and capture.pace(attempt)):
-            return False
-        return capture.board.put(capture.queue, window.sample)
-
-    def _misfit(self, model: Model, problem: ModelError) -> AgentError:
-        """Return the error for a reading that does not fit; a live source may still recover."""
-        text = f"{model.id} does not fit this source: {problem}"
-        model.stats.errors += 1
-        model.stats.misfit = text
-        return SampleError(text) if self._capture.spec.live else MisfitError(text)
-
-    def _model(self, attempt: Attempt) -> Model | None:
-        """Wait for a model, which determines the windows."""
-        while not attempt.closing.is_set():
-            for serving in self._capture.servings:
-                if serving.model is not None:
-                    return serving.model
-            attempt.closing.wait(0.02)
-        return None
-
-    def end(self, why: Literal["partial", "gap"] = "partial") -> None:
-        """Count rows that are in no window; the next rows do not continue them."""
-        if self._windower is not None:
-            if self._windower.rest:
-                self._capture.board.drop(self._capture.queue, why)
-            self._windower.reset()

@@ -1,0 +1,124 @@
+"""Cuts a pipeline's signal into windows and puts them on the board."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Literal, Protocol
+
+from ...core.errors import AgentError, ModelError, SampleError, SourceError
+from ...core.types import Reading
+from ...inference.model import Model
+from ...serving.active import Serving
+from ...sources.spec import SourceSpec
+from ..scheduler.board import Board, FrameQueue
+from .attempt import Attempt
+from .rate import Rate
+
+if TYPE_CHECKING:
+    from ...inference.preprocess.windowing import Window, Windower
+
+
+class _Capture(Protocol):
+    """What reads the signal."""
+
+    spec: SourceSpec
+    queue: FrameQueue[Model]
+    board: Board[Model]
+    servings: Sequence[Serving]
+    rate: Rate
+    wait_credit: Callable[[threading.Event], bool]
+
+    def pace(self, attempt: Attempt) -> bool:
+        """Pace a lossless source; False when it must stop."""
+
+    def refuse(self, problem: SampleError, attempt: Attempt, windows: Windows | None) -> None:
+        """Count a reading that cannot be used."""
+
+
+class MisfitError(SourceError):
+    """The source's data does not fit the model: opening it again would not help."""
+
+
+class Windows:
+    """Cuts a signal into windows for the pipeline's model; a new model may need other windows."""
+
+    def __init__(self, capture: _Capture) -> None:
+        self._capture = capture
+        self._spec: object = None
+        self._windower: Windower | None = None
+
+    def put(self, reading: Reading, attempt: Attempt) -> bool:
+        """Put every window that *reading* completes on the board; False when it must stop.
+
+        Raises:
+            SampleError: a reading of a live source does not fit; others may.
+            MisfitError: a recording does not fit.
+        """
+        model = self._model(attempt)
+        if model is None:
+            return False
+        spec = model.manifest.input
+        # It is nearly always the same object, and comparing two takes as long as a reading.
+        if self._windower is None or (spec is not self._spec and spec != self._spec):
+            self.end()
+            try:
+                self._windower = model.windower(reading.columns)
+            except ModelError as problem:
+                raise self._misfit(model, problem) from None
+            self._spec = spec
+        if reading.gap:
+            self.end("gap")
+        try:
+            for part in self._windower.usable(reading):
+                if isinstance(part, SampleError):
+                    self._capture.refuse(part, attempt, self)
+                elif not all(self._put(w, part, attempt) for w in self._windower.push(part)):
+                    return False
+        except ModelError as problem:
+            raise self._misfit(model, problem) from None
+        model.stats.misfit = None
+        return True
+
+    def finish(self, attempt: Attempt) -> bool:
+        """Put the windows that the end of the signal completes; False when it must stop."""
+        ended = () if self._windower is None else self._windower.finish()
+        return all(self._put(window, None, attempt) for window in ended)
+
+    def _put(self, window: Window, last: Reading | None, attempt: Attempt) -> bool:
+        """Put a window that ends in the reading *last* on the board; False when it must stop."""
+        capture = self._capture
+        if not capture.spec.lossless:
+            if capture.rate.due(time.monotonic()):
+                sample = partial(window.sample, capture=None if last is None else last.capture)
+                return capture.board.put(capture.queue, sample)
+            capture.board.drop(capture.queue, "rate")
+            return True
+        if not (capture.wait_credit(attempt.closing) and capture.pace(attempt)):
+            return False
+        return capture.board.put(capture.queue, window.sample)
+
+    def _misfit(self, model: Model, problem: ModelError) -> AgentError:
+        """Return the error for a reading that does not fit; a live source may still recover."""
+        text = f"{model.id} does not fit this source: {problem}"
+        model.stats.errors += 1
+        model.stats.misfit = text
+        return SampleError(text) if self._capture.spec.live else MisfitError(text)
+
+    def _model(self, attempt: Attempt) -> Model | None:
+        """Wait for a model, which determines the windows."""
+        while not attempt.closing.is_set():
+            for serving in self._capture.servings:
+                if serving.model is not None:
+                    return serving.model
+            attempt.closing.wait(0.02)
+        return None
+
+    def end(self, why: Literal["partial", "gap"] = "partial") -> None:
+        """Count rows that are in no window; the next rows do not continue them."""
+        if self._windower is not None:
+            if self._windower.rest:
+                self._capture.board.drop(self._capture.queue, why)
+            self._windower.reset()
