@@ -520,7 +520,8 @@ def test_a_table(features: int, tmp_path: Path) -> None:
     row = {"channels": list(range(features)), "window": 1, "layout": "flat-tc"}
     assert made.keys["input"] == row
     (how,) = (words for words in made.questions if words.startswith("input.channels"))
-    assert f'channels = [0], window = {features}, layout = "flat-ct"' in how
+    assert f"channels = [0], window = {features}, and input.rate_hz" in how
+    assert '"flat-tc" (sample by sample' in how
 
 
 def test_a_window_whose_network_ends_in_softmax_is_classified(tmp_path: Path) -> None:

@@ -380,6 +380,21 @@ def test_brilliantsole_features_of_edge_impulse_s_mfcc_are_no_transform(tmp_path
     assert "MFCC is none: choose MFE there" in asked
 
 
+def test_gesture_model_a_row_of_many_samples_may_be_of_several_channels(tmp_path: Path) -> None:
+    """With its channels named, Arduino's gestures were fed channel by channel, unasked."""
+    path = save_onnx(
+        tmp_path / "m.onnx",
+        [node("MatMul", ["x", "many"], ["sum"]), node("Softmax", ["sum"], ["y"])],
+        [("x", "float32", (1, 714))],
+        [("y", "float32", (1, 2))],
+        {"many": np.zeros((714, 2), np.float32)},
+    )
+    made = draft(path)
+    assert made.keys["input"] == {"channels": [0], "window": 714, "layout": "flat-tc"}
+    (asked,) = (words for words in made.questions if words.startswith("input.layout"))
+    assert '"flat-tc" (sample by sample' in asked
+
+
 @pytest.mark.parametrize("shape", [(20, None, 37), (None, 37, None)])
 def test_captcha_crnn_sizes_that_are_open_are_steps_all_the_same(
     shape: tuple[int | None, ...], tmp_path: Path

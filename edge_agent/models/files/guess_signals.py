@@ -30,6 +30,10 @@ SOUND = (
     'input.transform: if these are features of a sound, "mfcc" or "logmel" with the parameters of '
     "the training code (docs/models.md, Sound); window and rate_hz are then those of the sound"
 )
+_ORDER = (
+    'window = the samples of one channel, and layout = "flat-tc" (sample by sample, as Arduino\'s '
+    'and Edge Impulse\'s code does) or "flat-ct" (channel by channel)'
+)
 _COPIES = (
     "task: raw with decoder raw, where it makes something else of a window than itself",
     "output.threshold: above it a window is anomalous",
@@ -143,7 +147,7 @@ def signal_draft(facts: NetworkFacts) -> Draft:
         how = (
             "input.channels: the columns in the order of training, by name or number; where it "
             f"takes samples of one channel instead: channels = [0], window = {count}, "
-            'layout = "flat-ct", and input.rate_hz'
+            f"and input.rate_hz; of several channels: {_ORDER}"
         )
     else:
         how = "input.channels, in order, and input.rate_hz"
@@ -153,8 +157,8 @@ def signal_draft(facts: NetworkFacts) -> Draft:
     questions += _layout_question(window, facts)
     if any(sounds_like(one) for one in inputs):
         questions.append(SOUND)
-    if window.get("layout") == "flat-ct":
-        questions.append(FLAT)
+    if window.get("layout") == "flat-tc" and window["window"] > 1:
+        questions += [f"input.layout, if of several channels: {_ORDER}", FLAT]
     if states := ", ".join(_states(facts)):
         questions.append(f"input.state, where these are the next values of inputs: {states}")
     if window and (count := _classes(facts)):
@@ -313,7 +317,7 @@ def _window(facts: NetworkFacts) -> tuple[dict[str, Any], tuple[str, ...]]:
     channels, window = (1, sizes[0]) if len(sizes) == 1 else (min(sizes), max(sizes))
     if recurrent and len(sizes) == 2:
         window, channels = sizes
-    layout = "flat-ct" if len(sizes) == 1 else "tc" if window == sizes[0] else "ct"
+    layout = "flat-tc" if len(sizes) == 1 else "tc" if window == sizes[0] else "ct"
     said = {"channels": list(range(channels)), "window": window, "layout": layout}
     size = f"{counted(window, 'sample')} of {counted(channels, 'channel')}"
     why = "by the shape of the input" + ", and as it is recurrent" * recurrent
