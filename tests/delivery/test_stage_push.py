@@ -8,7 +8,13 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.push import Box, PlainSender, clip, plain_package, start_box
-from tests.helpers.small_models import color_classifier, detector, write_manifest
+from tests.helpers.small_models import (
+    color_classifier,
+    detector,
+    plain,
+    write_clip,
+    write_manifest,
+)
 from tests.helpers.support import AgentProcess, Listener, Mosquitto
 from tests.helpers.tiny_networks import node, save_onnx
 
@@ -30,6 +36,32 @@ def failing(folder: Path, version: str) -> Path:
     )
     output = {"decoder": "logits", "labels": ["red", "green", "blue"]}
     return write_manifest(folder, version, "classification", output=output)
+
+
+def test_a_version_is_tried_on_a_still_scene(
+    broker: Mosquitto,
+    listen: Callable[..., Listener],
+    agent: Callable[..., AgentProcess],
+    tmp_path: Path,
+) -> None:
+    """With `motion` no frame came at night, and one that fails on each of them went live."""
+    still = write_clip(tmp_path / "still.avi", [plain(120)] * 25)
+    color_classifier(tmp_path / "library" / "level")
+    box = start_box(
+        *(tmp_path, broker, listen(broker.port), agent, "edge-01"),
+        source=f"file:{still}?loop=1",
+        pipelines=[{"name": "door", "model": "level", "motion": True}],
+        version=None,
+        models_dirs=[str(tmp_path / "library")],
+        trust={"allow_unsigned": True},
+        trial={"shadow_frames": 20},
+    )
+    box.listener.wait_for(
+        lambda _h: box.health()["pipelines"]["door"]["dropped"]["still"] > 20, "nothing to move"
+    )
+    end = push(box, failing(tmp_path / "level-2", "2"), "level", "2", "live", "rejected")
+    assert end["state"] == "rejected"
+    assert "shadow: failed on a live frame" in str(end["why"])
 
 
 @pytest.fixture

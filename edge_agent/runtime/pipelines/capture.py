@@ -392,13 +392,16 @@ class Pictures:
 
     def _passes(self, picture: Array) -> bool:
         """Whether a picture has moved, or has to be looked at without that."""
-        before, served = self._served, [serving.model for serving in self._capture.servings]
+        servings = self._capture.servings
+        before, served = self._served, [serving.model for serving in servings]
         self._served = served
         if any(old not in {None, new} for old, new in zip(before, served, strict=False)):
             self.look_again()
         # The gate gets every picture, to know the background.
         moved = self._moved(picture)
-        return moved or self._looked_at < self._pass_until
+        # A candidate has to see frames, at night as well.
+        wanted = self._looked_at < self._pass_until or any(each.shadow for each in servings)
+        return moved or wanted
 
     @property
     def _looked_at(self) -> int:
