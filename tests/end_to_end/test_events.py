@@ -711,3 +711,38 @@ def test_who_stands_in_a_still_picture_dwells(
     # Not one of them comes with a result: what is told of is a frame that was left out.
     inferred = {result["seq"] for result in heard.on(f"{D}/result/door")}
     assert not inferred & {event["seq"] for event in events}
+
+
+def test_who_stands_in_a_still_picture_is_found_again_after_a_loss(
+    broker: Mosquitto, listen: Listeners, agent: Agents, tmp_path: Path
+) -> None:
+    """Tracks and rules begin anew, though nothing has moved since: with other rules too."""
+    detector(tmp_path / "models" / "finder", [(0, 0.9, 0.1, 0.1, 0.4, 0.5)], ["person"])
+    clip = write_clip(tmp_path / "clip.avi", [plain(120)] * 25)
+    pipeline = {
+        "name": "door",
+        "source": f"file:{clip}?loop=1",
+        "model": "finder",
+        "motion": True,
+        "zones": [{"name": "yard", "polygon": YARD}],
+        "rules": [{"name": "there", "when": "count", "zone": "yard"}],
+    }
+    heard = listen(broker.port)
+    settings = agent_settings("box", broker.url, [pipeline], models_dirs=[str(tmp_path / "models")])
+    running = agent(settings)
+    wait_events(heard, lambda events: len(events) == 1)
+    heard.publish(f"{D}/in/set/door/enabled", "OFF")
+    wait_events(heard, lambda events: len(events) == 2)
+    heard.publish(f"{D}/in/set/door/enabled", "ON")
+    wait_events(heard, lambda events: len(events) == 3)
+    heard.wait_state(f"{D}/count/door", zones={"yard": {"person": 1}})
+    running.config.write_text(settings.replace('"there"', '"here"'))
+    running.signal(signal.SIGHUP)
+    events = wait_events(heard, lambda events: len(events) == 5)
+    assert [(event["rule"], event["state"], event.get("why")) for event in events] == [
+        ("there", "begin", None),
+        ("there", "end", "stopped"),
+        ("there", "begin", None),
+        ("there", "end", "reloaded"),
+        ("here", "begin", None),
+    ]

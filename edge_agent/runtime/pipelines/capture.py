@@ -308,6 +308,8 @@ class Pictures:
     ) -> None:
         self.on_still: Callable[[Sample], object] = lambda _sample: None
         """Called with each picture that is skipped because nothing has moved in it."""
+        self.wanted: Callable[[], bool] = lambda: False
+        """Whether a picture is wanted though nothing has moved in it."""
         self.masks = masks_of(settings)
         """Replaced as a whole while frames continue."""
         self._capture = capture
@@ -335,7 +337,7 @@ class Pictures:
     def put(self, reading: Reading) -> bool:
         """Put a picture on the board, or skip it; False when the capture must stop."""
         queue, board = self._capture.queue, self._capture.board
-        another = self.watched and self._look(reading)
+        another = (self.watched and self._look(reading)) or (self._gated and self.wanted())
         camera = self.camera or ""
         if self.masks is not None:
             reading = replace(reading, data=self.masks.apply(reading.data))
