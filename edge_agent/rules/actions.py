@@ -127,6 +127,8 @@ class _Message:
     topic: str
     data: bytes
     action: Action
+    event: Mapping[str, Any]
+    """The payload of its event."""
     again: bool = False
     """Whether a connection has broken with it: some brokers answer what they refuse so."""
 
@@ -201,7 +203,7 @@ class Actions:
         if len(self._messages) >= MOST:
             self._messages.popleft()
             self._give_up("publish: too many messages wait for the broker", MESSAGES)
-        self._messages.append(_Message(time.monotonic(), topic, text, action))
+        self._messages.append(_Message(time.monotonic(), topic, text, action, payload))
         self.flush()
 
     def flush(self) -> None:
@@ -225,6 +227,13 @@ class Actions:
                 self._give_up(f"publish {message.topic}: the broker was away", MESSAGES)
             elif not action.qos:  # it is never answered
                 self._succeed_message(message)
+
+    def waiting(self) -> list[tuple[Mapping[str, Any], Action]]:
+        """Return the actions whose messages wait for the broker, with the payloads of their events.
+
+        Called last, by the thread that calls `flush`.
+        """
+        return [(each.event, each.action) for each in self._messages]
 
     # Called by any thread, with the client locked
 

@@ -218,7 +218,11 @@ class EventDispatcher:
         self.asking.close(max(0.0, until - time.monotonic()))
         self.clips.close(END_SECONDS)
         self.evidence.close(END_SECONDS)
-        self._journal.close(self._safe_until(END_SECONDS))
+        safe = self._safe_until(END_SECONDS)
+        waiting = self.actions.waiting()
+        self._journal.close(
+            safe, [(dict(said), _plain(each)) for said, each in waiting if said["state"] == "end"]
+        )
 
     def step(self, seconds: float = 0.0) -> bool:
         """Dispatch events that wait or arrive within *seconds*; return False once closed."""
@@ -261,7 +265,7 @@ class EventDispatcher:
             place, due = (each["pipeline"], each["rule"]), self._journal.due(each["event"])
             # If the rule is true again, whatever it switched on must stay on.
             if (due or each in ended) and not self._journal.is_ongoing(*place):
-                self._act(rules[place].do if place in rules else _actions(due), each)
+                self._act(_actions(due) or (rules[place].do if place in rules else ()), each)
         words = "%d events left by the last run are published again or ended"
         log.info(words, len(left) + len(ended))
 
@@ -333,9 +337,11 @@ class EventDispatcher:
 def _due(event: Event) -> list[dict[str, Any]]:
     """Return the actions that the end of an event which begins will cause, for the journal."""
     due = (each for each in event.actions if event.state == "begin" and each.on in {"end", "all"})
-    return [
-        {key: value for key, value in asdict(each).items() if value is not None} for each in due
-    ]
+    return [_plain(each) for each in due]
+
+
+def _plain(action: Action) -> dict[str, Any]:
+    return {key: value for key, value in asdict(action).items() if value is not None}
 
 
 def _actions(due: list[dict[str, Any]]) -> tuple[Action, ...]:

@@ -19,7 +19,7 @@ import math
 import os
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -60,6 +60,11 @@ class Entry:
     """Monotonic seconds; None: not yet; infinite: it stays until it is delivered."""
     due: list[dict[str, Any]] = field(default_factory=list)
     """The actions of an end that the last run has left."""
+
+    @property
+    def is_end(self) -> bool:
+        """Whether it is the end of an event."""
+        return bool(self.payload["state"] == "end")
 
 
 @dataclass(slots=True)
@@ -116,8 +121,9 @@ class Journal:
         self._left = _Left([], {}, {})
         # Kept until they are delivered, however long the broker is unreachable.
         for payload in (*fresh, *ends):
-            at_end = due.get(payload["event"], []) if payload["state"] == "end" else []
-            self._fresh.append(Entry(payload, math.inf, at_end))
+            entry = Entry(payload, math.inf)
+            entry.due += due.get(payload["event"], []) if entry.is_end else []
+            self._fresh.append(entry)
         return fresh, ends
 
     def due(self, event: str) -> list[dict[str, Any]]:
@@ -217,10 +223,19 @@ class Journal:
         if still or due or self._bytes > MOST_BYTES:
             self._write()
 
-    def close(self, safe: float) -> None:
-        """Write the remaining events when the agent ends."""
+    def close(self, safe: float, undone: Iterable[tuple[Payload, dict[str, Any]]] = ()) -> None:
+        """Write the remaining events when the agent ends.
+
+        *undone*: ends that have not caused one of their actions yet.
+        """
         with self._known:
             self._forget(safe)
+            owed: dict[str, Entry] = {}
+            for payload, action in undone:
+                entry = Entry(payload, math.inf)
+                owed.setdefault(payload["event"], entry).due.append(action)
+            kept = [e for e in self._fresh if not (e.is_end and e.payload["event"] in owed)]
+            self._fresh = [*kept, *owed.values()]
         self._write()
 
     def _forget(self, safe: float) -> None:

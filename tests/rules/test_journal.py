@@ -40,6 +40,22 @@ def begun(**more: Any) -> dict[str, Any]:
     }
 
 
+def done_at_start(state: Path, broker: Mosquitto, heard: Listener) -> list[tuple[str, bytes]]:
+    """Let an agent without pipelines start and stop; give what its actions have sent to sirens."""
+    settings = Settings(device_id="box", state_dir=str(state))
+    client = make_client(broker.url)
+    dispatcher = make_dispatcher(client, settings)
+    running = threading.Thread(target=client.run, daemon=True)
+    running.start()
+    wait_until(lambda: client.connected, "a connection")
+    dispatcher.close()
+    dispatcher.run()
+    client.close()
+    running.join()
+    heard.wait_state("edge/box/status", state="offline")
+    return [(h.topic, h.payload) for h in heard.heard if h.topic.startswith("siren/")]
+
+
 def test_what_was_left_is_kept_through_runs_that_meet_no_broker(tmp_path: Path) -> None:
     """Killed while the broker is away, then stopped before it is back: begin and end are there."""
     Journal(tmp_path / "events.json").add([(begun(), 1)])
@@ -111,21 +127,24 @@ def test_what_a_rule_has_switched_on_is_switched_off_after_a_kill_though_the_rul
         waiting = dispatcher_without_broker(tmp_path)
         waiting.close()
         waiting.run()
-    settings = Settings(device_id="box", state_dir=str(tmp_path))
-    heard = listen(broker.port, "#")
-    client = make_client(broker.url)
-    dispatcher = make_dispatcher(client, settings)
-    running = threading.Thread(target=client.run, daemon=True)
-    running.start()
-    wait_until(lambda: client.connected, "a connection")
-    dispatcher.close()
-    dispatcher.run()
-    client.close()
-    running.join()
-    heard.wait_state("edge/box/status", state="offline")
-    sent = [(h.topic, h.payload) for h in heard.heard if h.topic.startswith("siren/")]
-    assert sent == [("siren/r1", b"END")]
+    assert done_at_start(tmp_path, broker, listen(broker.port, "#")) == [("siren/r1", b"END")]
     assert "END" not in (tmp_path / "events.json").read_text()
+
+
+def test_what_is_to_be_switched_off_while_the_broker_is_away_is_so_after_a_restart(
+    tmp_path: Path, broker: Mosquitto, listen: Callable[..., Listener]
+) -> None:
+    """A clean stop ends what goes on; the message that says so to a siren waits for the broker."""
+    do = (Action(publish="siren/{rule}", payload="OFF", on="end", qos=1, retain=True),)
+    stopped = dispatcher_without_broker(tmp_path)
+    for state in ("begin", "end"):
+        stopped.submit(Event("s-1", "r", "dwell", "p", state, 1, 0, 0, {}, actions=do))
+    stopped.close()
+    stopped.run()
+    heard = listen(broker.port, "#")
+    assert done_at_start(tmp_path, broker, heard) == [("siren/r", b"OFF")]
+    heard.heard.clear()
+    assert done_at_start(tmp_path, broker, heard) == []
 
 
 def test_what_a_power_cut_has_cut_off_takes_no_later_event_with_it(tmp_path: Path) -> None:
