@@ -79,12 +79,11 @@ class Margin:
         """The lowest score at which a result must be reported: not near the threshold."""
         return self.threshold + self.tolerance
 
-    def scale(self, output: str) -> float:
-        """Return the range of an output, or a default if it is unknown."""
+    def scale(self, output: str, dtype: str) -> float:
+        """Return the range of an output in numbers of a type, or a default if it is unknown."""
         if self.facts is None:
             return UNKNOWN_SCALE
         facts = self.facts()
-        dtype = next((spec.dtype for spec in facts.outputs if spec.name == output), "")
         if dtype in {"int8", "uint8"}:
             return 255.0
         if facts.makers.get(output) in (_CHANCES_8 if facts.quantized else _CHANCES):
@@ -437,7 +436,8 @@ def _near(name: str, one: Array, other: Array, margin: Margin) -> bool:
     if one.dtype.kind in "iu" and one.dtype.itemsize >= 4:
         return bool((one == other).mean() >= SHARE)
     farthest = np.abs(one.astype(np.float64) - other.astype(np.float64)).max()
-    return bool(farthest <= min(margin.tolerance, MOST_OF_RANGE) * margin.scale(name))
+    share = min(margin.tolerance, MOST_OF_RANGE)
+    return bool(farthest <= share * margin.scale(name, str(one.dtype)))
 
 
 def relative_distance(expected: Array, found: Array) -> float:

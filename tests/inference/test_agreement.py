@@ -11,6 +11,7 @@ from edge_agent.core.types import (
     Classes,
     Detections,
     RawTensors,
+    TensorSpec,
     Values,
 )
 from edge_agent.inference.agreement import (
@@ -227,6 +228,27 @@ def test_an_outputs_range_is_its_scale() -> None:
     found = empty.copy()
     found[0, 3, 3] = 1
     assert not compare_tensors({"map": empty}, {"map": found}, chances).passed
+
+
+def test_integers_read_in_steps_have_the_range_of_these() -> None:
+    """Degrees of int8 were within the margin of what 255 degrees would be."""
+    facts = NetworkFacts(
+        kind="onnx",
+        files=(),
+        inputs=(),
+        outputs=(TensorSpec("t", (1, 2), "int8"),),
+        makers={},
+        metadata={},
+        nodes=1,
+        operators=frozenset(),
+        weight_bytes=0,
+        quantized=True,
+        steps={"t": (0.1, -128)},
+    )
+    margin = Margin(0.05, facts=lambda: facts)
+    one, near, far = (RawTensors({"t": np.array([20.0, each], "f4")}) for each in (1, 2, 9))
+    assert compare_findings(one, near, margin).passed
+    assert not compare_findings(one, far, margin).passed
 
 
 def test_a_disagreement_names_the_tolerance_and_its_key() -> None:

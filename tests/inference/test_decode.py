@@ -237,7 +237,7 @@ def test_a_class_beside_a_score_is_not_taken_for_it() -> None:
 
 
 def test_raw_gives_tensors_as_they_are() -> None:
-    """Task raw passes every output on, integers neither shifted nor scaled."""
+    """Task raw passes every output on, class numbers and indices neither shifted nor scaled."""
     decoder = build("raw", {"mask": ((1, 2), "int64"), "y": (1, 1)}, scale=0.5, zero_point=1.0)
     mask = np.array([[3, 4]])
     found = read(decoder, {"mask": mask, "y": [[0.5]]})

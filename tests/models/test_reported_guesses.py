@@ -19,10 +19,12 @@ from edge_agent.models.files.check_onnx import inspect
 from edge_agent.models.files.first_layer import first_gain
 from edge_agent.models.files.guess import draft_of
 from edge_agent.models.files.metadata import manifest_of
+from edge_agent.models.importing import draft_text
 from edge_agent.models.manifest import load
 from tests.helpers.tiny_networks import constant_outputs, node, save_onnx, to_ir
 from tests.helpers.tiny_tflite import Tensor, save_tflite
 from tests.models.test_guess import converted, draft, network, taken, yolox
+from tests.models.test_reported_kinds import row_found
 
 MODELS = Path(__file__).parents[3] / "shared" / "assets" / "models"
 PIXELS, NORMALIZED, BETWEEN = 0.08, 4.5, 0.6
@@ -429,3 +431,44 @@ def test_haarcascade_is_no_network(tmp_path: Path) -> None:
     path.write_text('<?xml version="1.0"?>\n<net name="m" version="11"></net>\n')
     with pytest.raises(ModelError, match="is missing beside it"):
         inspect(path)
+
+
+def test_weather_forecasting_many_integers_are_in_steps(tmp_path: Path) -> None:
+    """Degrees of 24 hours as int8: the draft was raw, which gave 19 for 22.6 degrees."""
+    steps = {"by": np.array(0.25, "f4"), "at": np.array(-128, "i1")}
+    path = save_onnx(
+        tmp_path / "m.onnx",
+        [
+            node("Concat", ["x", "x"], ["twice"], axis=1),
+            node("QuantizeLinear", ["twice", "by", "at"], ["y"]),
+        ],
+        [("x", "float32", (1, 2))],
+        [("y", "int8", (1, 4))],
+        steps,
+    )
+    made = draft(path)
+    assert made.keys["output"] == {"decoder": "raw", "scale": 0.25, "zero_point": -128}
+    text = draft_text(made, "m", "1", "m.onnx")
+    for given, gives in (
+        (text, [22.5, 1, 22.5, 1]),
+        (text.split("\nscale")[0], [-38, -124, -38, -124]),
+    ):
+        (tmp_path / "model.toml").write_text(given)
+        found = row_found(tmp_path, [22.5, 1], "onnxruntime")
+        assert isinstance(found, RawTensors)
+        assert_allclose(found.tensors["y"], [gives])
+
+
+def test_integers_in_steps_of_several_sizes_are_said(tmp_path: Path) -> None:
+    """No scale of a manifest counts for all of them."""
+    ends = [("a", "int8", (1, 3)), ("b", "int8", (1, 3))]
+    path = save_onnx(
+        tmp_path / "m.onnx",
+        [node("QuantizeLinear", ["x", f"{name}.by", "at"], [name]) for name, *_ in ends],
+        [("x", "float32", (1, 3))],
+        ends,
+        {"a.by": np.array(0.25, "f4"), "b.by": np.array(0.5, "f4"), "at": np.array(3, "i1")},
+    )
+    made = draft(path)
+    assert made.keys["output"] == {"decoder": "raw"}
+    assert made.questions[-1].endswith("values are (a - 3) * 0.25; (b - 3) * 0.5")

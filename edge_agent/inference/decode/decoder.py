@@ -59,12 +59,7 @@ class Output:
         Raises:
             SampleError: the decoder cannot read its shape.
         """
-        array = self.array(outputs)
-        if array.dtype == np.float32:
-            return array
-        if array.dtype.kind in "iub":
-            return (array.astype(np.float32) - np.float32(self.zero_point)) * np.float32(self.scale)
-        return array.astype(np.float32)
+        return floats_of(self.array(outputs), self.scale, self.zero_point)
 
     def array(self, outputs: Tensors) -> Array:
         """Return the tensor unchanged, after checking sizes that the network left open."""
@@ -201,6 +196,15 @@ class Network:
         given = self.manifest.output
         scale, zero_point = self.steps.get(spec.name, (given.scale, given.zero_point))
         return Output(spec, tuple(patterns), scale, zero_point)
+
+
+def floats_of(array: Array, scale: float, zero_point: float) -> Floats:
+    """Return a tensor as floats; integers become (value - zero_point) * scale."""
+    if array.dtype == np.float32:
+        return array
+    if array.dtype.kind in "iub":
+        return (array.astype(np.float32) - np.float32(zero_point)) * np.float32(scale)
+    return array.astype(np.float32)
 
 
 def is_called(output: TensorSpec, names: Sequence[str]) -> bool:

@@ -16,8 +16,11 @@ from .decoder import (
     Pattern,
     count_of,
     ensure_finite,
+    floats_of,
     judged,
 )
+
+_INDEX_BYTES = 4
 
 
 def score(network: Network) -> Decoder:
@@ -68,6 +71,9 @@ def score(network: Network) -> Decoder:
 def raw(network: Network) -> Decoder:
     """Tensors as the network returns them (task raw), or all their numbers by name (regression).
 
+    Integers of task raw stay as they are unless the manifest itself gives their steps, which those
+    of 32 bits and more, such as indices, have not.
+
     No roles. A regression's labels name its numbers, in the order of outputs and elements; without
     labels they are named after their output, with "[i]" if it has several.
     """
@@ -77,12 +83,17 @@ def raw(network: Network) -> Decoder:
 
 def _tensors(network: Network) -> Decoder:
     names = [output.name for output in network.outputs]
+    given = network.manifest.output
+    told = (given.scale, given.zero_point) != (1, 0)
 
     def decode(outputs: Tensors, _inputs: Tensors, _threshold: float) -> Findings:
-        for name in names:
-            if outputs[name].dtype.kind == "f":
-                ensure_finite(name, outputs[name])
-        return RawTensors({name: outputs[name] for name in names})
+        tensors = {name: outputs[name] for name in names}
+        for name, array in tensors.items():
+            if array.dtype.kind == "f":
+                ensure_finite(name, array)
+            elif told and array.dtype.kind in "iu" and array.dtype.itemsize < _INDEX_BYTES:
+                tensors[name] = floats_of(array, given.scale, given.zero_point)
+        return RawTensors(tensors)
 
     return decode
 

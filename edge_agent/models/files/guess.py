@@ -26,6 +26,7 @@ from .guess_picture import CHANCES, COLORS, LABELS, RESIZE, Picture, detector, i
 from .guess_signals import (
     ROWS,
     SOUND,
+    in_values,
     output_words,
     row_draft,
     signal_draft,
@@ -80,7 +81,7 @@ def draft_of(facts: NetworkFacts) -> Draft:
     Returns:
         The draft, which is complete if it has no questions.
     """
-    draft, inside = _draft_of(facts), inside_of(facts)
+    draft, inside = in_values(_draft_of(facts), facts), inside_of(facts)
     if not inside:
         return draft if draft.questions else _doubted(draft, facts)
     if COLORS not in draft.questions:

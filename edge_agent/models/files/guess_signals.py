@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from ...core.text import counted, printable
@@ -351,3 +352,20 @@ def sounds_like(spec: TensorSpec) -> bool:
 def output_words(facts: NetworkFacts) -> str:
     """Return a phrase that lists a network's outputs, for a question about them."""
     return f"its outputs are {', '.join(printable(str(each)) for each in facts.outputs)}"
+
+
+def in_values(draft: Draft, facts: NetworkFacts) -> Draft:
+    """Draft the steps of integers that task raw gives, or ask for them if one scale will not do."""
+    steps = [(one, facts.steps[one.name]) for one in facts.outputs if one.name in facts.steps]
+    if draft.keys["task"] != "raw" or all(step == (1, 0) for _, step in steps):
+        return draft
+    (scale, zero), *others = {step for _, step in steps}
+    if not others and len(steps) == len(facts.outputs):
+        output = {**draft.keys["output"], "scale": scale, "zero_point": zero}
+        why = "output.scale and zero_point: the file's own steps, in which its integers count"
+        return replace(draft, keys={**draft.keys, "output": output}, assumed=(*draft.assumed, why))
+    each = "; ".join(
+        f"({printable(one.name)} - {zero}) * {scale:.6g}" for one, (scale, zero) in steps
+    )
+    how = f"output.scale: none counts for all, so raw gives integers as they are; values are {each}"
+    return replace(draft, questions=(*draft.questions, how))

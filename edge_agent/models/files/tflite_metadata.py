@@ -335,8 +335,8 @@ def in_steps(manifest: Manifest, facts: NetworkFacts, *, pictures: bool) -> Mani
 
     Mean and scale of floats become those of the integers that the input takes; if they do not fit
     its step, pixels fill its range. The output's scale and zero point are the file's if the
-    manifest gives none. Of an ONNX file, mean and scale of a window that are given are those of
-    integers already.
+    manifest gives none, but for task raw, which leaves integers as they are. Of an ONNX file, mean
+    and scale of a window that are given are those of integers already.
 
     Raises:
         ModelError: numbers by name are in steps of different sizes.
@@ -349,7 +349,8 @@ def in_steps(manifest: Manifest, facts: NetworkFacts, *, pictures: bool) -> Mani
         manifest = replace(manifest, input=_window_in_steps(manifest.input, facts))
     output = manifest.output
     steps = [facts.steps[one.name] for one in facts.outputs if one.name in facts.steps]
-    if len(steps) == len(facts.outputs) == 1 and (output.scale, output.zero_point) == (1, 0):
+    taken = manifest.task != "raw" and (output.scale, output.zero_point) == (1, 0)
+    if taken and len(steps) == len(facts.outputs) == 1:
         output = replace(output, scale=steps[0][0], zero_point=steps[0][1])
         manifest = replace(manifest, output=output)
     elif manifest.task == "regression" and len(set(steps)) > 1:
