@@ -55,6 +55,11 @@ ROWS = ("paddle", "yolov7", "yolo-nas", "pinto")
 BLANK_LAST, LPRNET = "blank-last", "lprnet"
 """Layouts of text whose last class, not its first, is the blank."""
 
+SIGMOID = "sigmoid"
+"""Layout of classes of pixels each of which has its own chance, so that all may be absent."""
+_ONLY: Mapping[str, Task] = {POINTS_FIRST: "keypoints", SIGMOID: "segmentation"}
+"""Layouts of a single task, which has no others."""
+
 DECODERS: Mapping[str, DecoderSpec] = {
     "ultraface": DecoderSpec(".faces.ultraface", ("detection",)),
     "yunet": DecoderSpec(".faces.yunet", ("detection",), rounding="half-even"),
@@ -76,7 +81,9 @@ DECODERS: Mapping[str, DecoderSpec] = {
     "score": DecoderSpec(".values.score", ("anomaly", "regression")),
     "ctc": DecoderSpec(".text.ctc", ("text",), rounding="up", layouts=(BLANK_LAST, LPRNET)),
     "db": DecoderSpec(".text.db", ("detection", "obb")),
-    "semantic": DecoderSpec(".semantic.semantic", ("segmentation", "detection")),
+    "semantic": DecoderSpec(
+        ".semantic.semantic", ("segmentation", "detection"), layouts=(SIGMOID,)
+    ),
     "pooled": DecoderSpec(".embedding.pooled", ("embedding",)),
 }
 DEFAULT = "raw"
@@ -98,8 +105,9 @@ def layout_problems(
     decoder: str, task: Task, layout: str, anchors: Sequence[float]
 ) -> Iterator[tuple[str, str]]:
     """Yield the problems of a manifest's `layout` and `anchors`: key, and text."""
-    known = DECODERS[decoder].layouts if task in {"detection", "text", "keypoints"} else ()
-    known = tuple(each for each in known if (each == POINTS_FIRST) == (task == "keypoints"))
+    own = task if task in {*_ONLY.values()} else None
+    known = DECODERS[decoder].layouts if own or task in {"detection", "text"} else ()
+    known = tuple(each for each in known if _ONLY.get(each) == own)
     if layout and layout not in known:
         text = f"decoder {decoder!r} of task {task} has {', '.join(known) or 'none'}"
         yield "output.layout", f"{text}; found {layout!r}"

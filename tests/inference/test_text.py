@@ -174,6 +174,15 @@ def test_license_plate_opencv_has_no_axis_for_the_batch(
     model.close()
 
 
+def test_cas_captcha_a_character_for_each_place_is_no_ctc(tmp_path: Path) -> None:
+    """Its last character was taken for the blank, and a doubled one was read once."""
+    folder = reader(tmp_path / "m", levels=LEVELS[:4])
+    text = READER.replace('["A", "B", "C"]', '["A", "B", "C", "9"]')
+    (folder / "model.toml").write_text(f'{text}decoder = "ctc"\nlayout = "blank-last"\n')
+    with pytest.raises(ModelError, match="'9' in the place of the blank"):
+        loaded(folder)
+
+
 @pytest.mark.parametrize("name", ["blank", "<blank>", "[PAD]", None])
 @pytest.mark.parametrize("engine", ENGINES)
 def test_ocrspine_names_its_blank_first(tmp_path: Path, engine: str, name: str | None) -> None:

@@ -110,6 +110,26 @@ def test_a_bare_file_of_ultralytics_gives_areas(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize("last", [False, True])
+def test_smp_a_pixel_of_no_class_is_none(last: bool, tmp_path: Path) -> None:
+    """Skin, clothes and hair with a sigmoid each: what is nothing was the least unlikely one."""
+    dark = flag()
+    dark[150:] = (30, 40, 50)
+    network, told = scores(tmp_path / "m.onnx", last=last), 'layout = "sigmoid"\nlabels = '
+    third, sixth = (pytest.approx(share, abs=0.02) for share in (1 / 3, 1 / 6))
+    path = folder(network, "segmentation", f'{told}["red", "green", "blue"]')
+    assert seen(path, dark).as_json() == {"areas": {"blue": third, "red": sixth}}
+    path = folder(
+        network, "segmentation", f'first_label = -1\n{told}["none", "red", "green", "blue"]'
+    )
+    areas = {"none": pytest.approx(1 / 2, abs=0.02), "blue": third, "red": sixth}
+    assert seen(path, dark).as_json() == {"areas": areas}
+    with pytest.raises(ModelError, match=r"output\.layout: 'sigmoid' expects output\.labels"):
+        loaded(folder(network, "segmentation", 'layout = "sigmoid"'))
+    with pytest.raises(ModelError, match=r"output\.layout"):
+        loaded(folder(network, "detection", 'decoder = "semantic"\nlayout = "sigmoid"'))
+
+
 @pytest.mark.parametrize("kind", ["numbers", "scores", "scores last"])
 def test_masks_are_of_the_whole_frame(kind: str, tmp_path: Path) -> None:
     """Where asked, one for each label; a region has no other label's pixels outside of it."""

@@ -408,7 +408,8 @@ def test_captcha_crnn_sizes_that_are_open_are_steps_all_the_same(
         [("x", "float32", (None, 3, 50, 180))],
         [("out", "float32", shape)],
     )
-    assert any("text with ctc" in words for words in draft(path).questions)
+    (asked,) = (words for words in draft(path).questions if "text with ctc" in words)
+    assert asked.endswith("none of ctc: raw")
 
 
 def test_single_relu_what_has_the_same_shape_may_be_no_copy(tmp_path: Path) -> None:
@@ -419,7 +420,9 @@ def test_single_relu_what_has_the_same_shape_may_be_no_copy(tmp_path: Path) -> N
         [("x", "float32", (1, 400))],
         [("y", "float32", (1, 400))],
     )
-    assert draft(path).questions[0].startswith("task: raw")
+    first, second, *_ = draft(path).questions
+    assert first.startswith("task: raw")
+    assert second.startswith("output.threshold: of the mean squared difference")
 
 
 def test_haarcascade_is_no_network(tmp_path: Path) -> None:
@@ -472,3 +475,20 @@ def test_integers_in_steps_of_several_sizes_are_said(tmp_path: Path) -> None:
     made = draft(path)
     assert made.keys["output"] == {"decoder": "raw"}
     assert made.questions[-1].endswith("values are (a - 3) * 0.25; (b - 3) * 0.5")
+
+
+def test_smp_classes_with_a_sigmoid_each_may_all_be_absent(tmp_path: Path) -> None:
+    """The draft took the best of them for each pixel, and asked nothing."""
+    for last in ("Sigmoid", "Softmax"):
+        path = save_onnx(
+            tmp_path / f"{last}.onnx",
+            [node(last, ["x"], ["y"], **({"axis": 1} if last == "Softmax" else {}))],
+            [("x", "float32", (1, 3, 64, 96))],
+            [("y", "float32", (1, 3, 64, 96))],
+        )
+        made = draft(path)
+        alone = last == "Sigmoid"
+        assert made.keys["output"] == (
+            {"decoder": "semantic", "layout": "sigmoid"} if alone else {"decoder": "semantic"}
+        )
+        assert any(words.startswith("output.layout: sigmoid") for words in made.questions) == alone

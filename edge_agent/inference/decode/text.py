@@ -43,6 +43,11 @@ def ctc(network: Network) -> Decoder:
     output = output or network.need("steps", [*patterns, (None, None)], names=usual)
     count, names = output.spec.shape[-2 if turned else -1], network.labels
     if ends and len(names) == count:
+        if len(names[-1]) == 1 and names[-1].isalnum():
+            raise ModelError(
+                f"output.labels: {names[-1]!r} in the place of the blank, which is the last class; "
+                "a character for each place, without a blank, is none of ctc"
+            )
         names = names[:-1]  # with a name for the blank
     elif not ends and names and names[0].strip().lower() in _BLANKS:
         names = names[1:]

@@ -17,7 +17,7 @@ from typing import Any
 from ...core.errors import ModelError
 from ...core.text import printable
 from ...core.types import TensorSpec
-from ..decoders import POINTS_FIRST
+from ..decoders import POINTS_FIRST, SIGMOID
 from . import infer_layout
 from .facts import FRAMEWORK, Draft, NetworkFacts
 from .first_layer import FOR_DIVIDED, FOR_NORMALIZED, FOR_PIXELS, first_gain
@@ -60,6 +60,10 @@ _IMAGENET = {"mean": [123.675, 116.28, 103.53], "scale": [58.395, 57.12, 57.375]
 _YOLOX_COLORS = (
     'color = "bgr", anchor = "top-left" (of its 0.1.0 color = "rgb", mean = [123.675, 116.28, '
     "103.53] and scale = [58.395, 57.12, 57.375] besides)"
+)
+_SIGMOIDS = (
+    "output.layout: sigmoid, as a pixel in which no class is above 0.5 is none of them; left out, "
+    "the best class counts"
 )
 _SIZE = "input.width and input.height: the network leaves them open"
 
@@ -129,8 +133,9 @@ def _draft_of(facts: NetworkFacts) -> Draft:
     only = facts.outputs[0].shape if len(facts.outputs) == 1 else ()
     if len(only) == 3 or (len(only) == 2 and only[0] not in {None, 1}):
         how += (
-            "; text with ctc, if each step is scores of characters (layout: blank-last, if their "
-            "blank is the last class; lprnet, if characters come before steps)"
+            "; text with ctc, if each step is scores of characters and a blank (layout: "
+            "blank-last, if that is the last class; lprnet, if characters come before steps); a "
+            "character for each place, as fast-plate-ocr has them, is none of ctc: raw"
         )
     unknown = "a network of pictures that is of no known family"
     return Draft(unknown, made, questions=(how, COLORS, RESIZE))
@@ -380,9 +385,13 @@ def _areas(picture: Picture) -> Draft | None:
     quarter = (points,) if floats and found == tuple((side or 0) // 4 for side in size) else ()
     if shape[1:] == picture.input.shape[1:] and 3 in shape[1:]:
         quarter = ("task: raw with decoder raw, if it makes a picture of the picture",)
+    output = {"decoder": "semantic"}
+    if picture.facts.makers.get(picture.facts.outputs[0].name) == "Sigmoid":
+        output["layout"] = SIGMOID
+        quarter = (*quarter, _SIGMOIDS)
     return Draft(
         "what each pixel is: segmentation",
-        {"task": "segmentation", "input": picture.said, "output": {"decoder": "semantic"}},
+        {"task": "segmentation", "input": picture.said, "output": output},
         questions=(*quarter, LABELS, COLORS, RESIZE),
     )
 

@@ -37,7 +37,7 @@ _ORDER = (
 )
 _COPIES = (
     "task: raw with decoder raw, where it makes something else of a window than itself",
-    "output.threshold: above it a window is anomalous",
+    'output.threshold: of the mean squared difference, not of the absolute one; "p99" learns it',
 )
 _CHAINED = ("samples", "mels", "embeddings")
 """The inputs that `convert` gives to openWakeWord's chain as one network."""
