@@ -492,3 +492,27 @@ def test_smp_classes_with_a_sigmoid_each_may_all_be_absent(tmp_path: Path) -> No
             {"decoder": "semantic", "layout": "sigmoid"} if alone else {"decoder": "semantic"}
         )
         assert any(words.startswith("output.layout: sigmoid") for words in made.questions) == alone
+
+
+@pytest.mark.parametrize("ir", [False, True])
+def test_open_closed_eye_a_softmax_may_be_spelled_out(ir: bool, tmp_path: Path) -> None:
+    """Its own, of Exp, ReduceSum and Div, was taken for logits: all was 0.73 at most."""
+    nodes = [
+        node("GlobalAveragePool", ["x"], ["mean"]),
+        node("Exp", ["mean"], ["powers"]),
+        node("ReduceSum", ["powers", "along"], ["sum"], keepdims=1),
+        node("Div", ["powers", "sum"], ["y"]),
+    ]
+    ends = [("x", "float32", (1, 3, 32, 32))], [("y", "float32", (1, 3, 1, 1))]
+    path = save_onnx(tmp_path / "m.onnx", nodes, *ends, {"along": np.array([1])})
+    path = to_ir(path, tmp_path / "m.xml") if ir else path
+    assert draft(path).keys["output"] == {"decoder": "softmax"}
+
+
+def test_what_no_classifier_ends_in_is_asked_about(tmp_path: Path) -> None:
+    """A chance may be computed in many ways."""
+    nodes = [node("GlobalAveragePool", ["x"], ["mean"]), node("HardSigmoid", ["mean"], ["y"])]
+    ends = [("x", "float32", (1, 3, 32, 32))], [("y", "float32", (1, 3, 1, 1))]
+    made = draft(save_onnx(tmp_path / "m.onnx", nodes, *ends))
+    assert made.keys["output"] == {"decoder": "logits"}
+    assert made.questions[-1].startswith("output.decoder: softmax")

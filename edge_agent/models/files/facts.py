@@ -74,6 +74,7 @@ NEUTRAL = frozenset(
         "Unsqueeze",
     }
 )
+_DIVISIONS = frozenset({"Div", "Divide"})
 JOINED = NEUTRAL | {"Add", "Concat"}
 
 
@@ -81,6 +82,8 @@ def maker_of(
     output: T, made: Callable[[T], tuple[str, T] | None], neutral: frozenset[str] = NEUTRAL
 ) -> str:
     """Return the type of the operator that computes an output's numbers; empty: none does.
+
+    A softmax may be spelled out: powers divided by their sum.
 
     Args:
         output: a tensor, or a value that identifies it.
@@ -93,7 +96,8 @@ def maker_of(
         seen.add(output)
         operator, output = found
         if operator not in neutral:
-            return operator
+            before = made(output) if operator in _DIVISIONS else None
+            return "Softmax" if before is not None and before[0] == "Exp" else operator
     return ""
 
 

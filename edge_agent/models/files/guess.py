@@ -45,6 +45,9 @@ _ANCHORS = {8: 3, 16: 2, 32: 2, 64: 3}
 """UltraFace's boxes per cell, by stride."""
 _BARE = frozenset({"Conv", "Convolution", "QLinearConv", "Gemm", "MatMul"})
 """Operators at an output that show that decoding, or a sigmoid, is still missing."""
+_SCORES = _BARE | {"FullyConnected", "Add", "LogSoftmax", "Mean", "ReduceMean", "AveragePool"}
+_SCORES |= {"AvgPool", "GlobalAveragePool"}
+"""Operators, others than those of chances, that classifiers end in."""
 _LOGITS = (
     "export: its scores are logits, and the decoders of such rows read chances; export it with "
     "the sigmoid, as YOLOX's own tools/export_onnx.py does"
@@ -559,6 +562,8 @@ def _classifier(picture: Picture) -> Draft | None:
     if (_length(vectors[0]) or 0) >= _VECTOR and decoder == "logits":
         how_else = "task: embedding with decoder pooled, if its numbers are a vector, no classes"
         left.insert(0, how_else)
+    if maker and maker not in CHANCES | _SCORES:
+        left.append("output.decoder: softmax, where its numbers are chances already")
     if "int" in vectors[0].dtype and vectors[0].name not in picture.facts.steps:
         left.append("output.scale and output.zero_point: of its integers, as its exporter has them")
     return Draft(
