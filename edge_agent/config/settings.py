@@ -241,6 +241,12 @@ class Pipeline:
         return self.model == READINGS
 
     @property
+    def tells_each_reading(self) -> bool:
+        """Whether each reading of its sensor, and not only a window of them, is a result."""
+        windows = self.input is not None and self.input.window is not None
+        return self.has_no_model and not windows and not self.deadline_ms
+
+    @property
     def stages(self) -> tuple[SecondStage, ...]:
         """Its second stages and all their descendants, parents first."""
         return tuple([each for stage in self.then for each in stage.whole])

@@ -70,6 +70,7 @@ class EventService:
                     runner.identity.credible,
                     lambda rule, at: holds(rule, at, runner.common.mode.current),
                 )
+                self.dispatcher.engines.silent_since = runner.silent_since
                 self.dispatcher.asking.local = self._local
                 self._made.notify_all()
             return self.dispatcher

@@ -153,6 +153,12 @@ class Conditions:
         for entry in self._entries:
             self._tell(entry, entry.condition.advance(self._log.now))
 
+    def begin_due(self) -> None:
+        """Begin the events of what has now been true for long enough without a result."""
+        for entry in self._entries:
+            if entry.condition.advance(self._log.now) == "begin":
+                entry.event = self._log.begin(entry.rule, entry.facts)
+
     def end_over(self, over: Callable[[Rule], bool]) -> None:
         """End the events of rules that are *over*; the conditions go on."""
         for entry in self._entries:

@@ -233,7 +233,7 @@ class EventDispatcher:
         self.evidence.limit(keep_mb)
         self.clips.follow_settings()
         self._publish(events, keep_mb)
-        self.engines.tick()
+        self.engines.tick(connected=self._client.connected)
         self.engines.publish_counts(at_once=self._queue.closing)
         self.actions.flush()
         self._journal.settle(self._safe_until())

@@ -5,6 +5,7 @@ Such a rule fires when all its events occur within some seconds of each other.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -37,8 +38,12 @@ class RuleEngines:
     holds: Holds = always
     combined: CombinedRules | None = None
     """The rules over several pipelines."""
+    silent_since: Callable[[str], float] = lambda _name: -math.inf
+    """See `Pipeline.silent_since`."""
     _engines: dict[str, tuple[RuleEngine, Pipeline]] = field(default_factory=dict)
     _ticked_at: float = 0.0
+    _away_at: float = field(default_factory=time.monotonic)
+    """When the broker was last away, monotonic seconds."""
     _published_at: float = 0.0
     _publishing: threading.Lock = field(default_factory=threading.Lock)
     """Held while counts are published or an engine is removed, so that nothing is published on the
@@ -93,14 +98,20 @@ class RuleEngines:
             for rule in settings.rules:
                 yield from rule.do
 
-    def tick(self) -> None:
-        """End the events of rules whose hours or mode are over; at most once a second."""
+    def tick(self, *, connected: bool) -> None:
+        """Begin and end the events of which time alone decides, at most once a second.
+
+        *connected*: whether the broker, which has what some sensors say, is there.
+        """
         now = time.monotonic()
+        if not connected:
+            self._away_at = now
         if now - self._ticked_at < TICK_SECONDS:
             return
         self._ticked_at = now
-        for engine, _ in list(self._engines.values()):
-            engine.tick(time.monotonic(), time.time_ns())
+        for name, (engine, _) in list(self._engines.items()):
+            silent = self.silent_since(name) > self._away_at
+            engine.tick(time.monotonic(), time.time_ns(), silent=silent)
 
     def publish_counts(self, *, at_once: bool = False) -> None:
         """Publish the counts of zones and lines that have changed.

@@ -23,6 +23,8 @@ from .tracker import LOWEST_SCORE
 
 FIRST_SECONDS = 1 / 30
 """Assumed seconds before a first result."""
+WAY_SECONDS = 1.0
+"""How long what a sensor says may be on its way to the rules."""
 
 
 class RuleEngine:
@@ -126,16 +128,19 @@ class RuleEngine:
             self._conditions.advance()
             self._log.flush()
 
-    def tick(self, now: float, time_ns: int) -> None:
+    def tick(self, now: float, time_ns: int, *, silent: bool = False) -> None:
         """End the events of rules whose hours or mode are over, though no result comes.
 
         *now*: monotonic seconds; *time_ns*: the wall clock. Hours must be over by both clocks, if
         the samples have their times from another one: else a late sample would begin the event
-        again.
+        again. *silent*: no result comes because nothing changes, so that events may also begin.
         """
         with self._lock:
             log = self._log
             latest = log.now, log.time_ns
+            if silent and log.seq >= 0:
+                log.let_pass(now - WAY_SECONDS)
+                self._conditions.begin_due()
             if not self._lossless:  # the time of a recording passes with its results
                 log.let_pass(now)
             for part in (self._stays, self._conditions):

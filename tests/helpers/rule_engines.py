@@ -129,10 +129,10 @@ class Stage:
         self.seq += 1
         self.engine.advance_time(Sample(self._picture, self.seq, int(self.now * 1e9), self.now))
 
-    def tick(self, wait: float, *, clock: float = 0.0) -> None:
+    def tick(self, wait: float, *, clock: float = 0.0, silent: bool = False) -> None:
         """Let time pass without a frame; *clock*: by how much the wall clock is ahead of it."""
         self.now += wait
-        self.engine.tick(self.now, int((self.now + clock) * 1e9))
+        self.engine.tick(self.now, int((self.now + clock) * 1e9), silent=silent)
 
     def told(self) -> list[tuple[str, str]]:
         """Give rule and state of all events so far."""

@@ -111,3 +111,34 @@ def test_passing_time_moves_no_track() -> None:
         assert found.tracks is not None
         far.append(found.tracks.tolist())
     assert far[0] == far[1]
+
+
+def test_what_a_silent_sensor_has_said_holds_until_it_says_otherwise() -> None:
+    """A sensor that reports changes does not say again that it is still warm."""
+    warm = {**OPEN, "value": "t", "above": 8, "for_s": 60, "modes": ["night"]}
+    mode = Mode()
+    stage = Stage(rules=[warm], holds=mode)
+    stage.tick(100.0, silent=True)
+    stage.give(Values({"t": 9.0}))
+    stage.tick(59.0, silent=True)
+    stage.tick(100.0)
+    stage.give(Values({"t": 7.0}))
+    stage.tick(100.0, silent=True)
+    stage.give(Values({"t": 9.5}))
+    stage.tick(60.5, silent=True)
+    assert stage.told() == [], "another message may be on its way"
+    stage.tick(1.0, silent=True)
+    (begun,) = stage.events
+    assert (begun.state, begun.facts["value"]) == ("begin", 9.5)
+    assert begun.time_ns == pytest.approx((stage.now - 1.0) * 1e9, abs=1000)
+    stage.give(Values({"t": 7.0}), wait=-0.5)
+    assert stage.told()[1:] == [("open", "end")]
+    mode.on = False
+    stage.give(Values({"t": 9.5}))
+    stage.tick(100.0, silent=True)
+    mode.on = True
+    stage.tick(1.0, silent=True)
+    assert len(stage.told()) == 2, "in its mode it waits for the next result"
+    stage.engine.source_lost(switched_off=False, at=stage.now)
+    stage.tick(100.0, silent=True)
+    assert len(stage.told()) == 2

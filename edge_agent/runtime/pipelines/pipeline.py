@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from functools import partial
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 from ...config.settings import Pipeline as PipelineSettings
@@ -193,6 +194,22 @@ class Pipeline:
     def counts(self) -> Counts | None:
         """Counters of a live signal, or None if its source is something else."""
         return self._capture.counts
+
+    @property
+    def silent_since(self) -> float:
+        """Since when its sensor says nothing because nothing changes, monotonic seconds.
+
+        That is so for at most `gap_s`, and only where no reading is left out or refused. Minus
+        infinity: it is not so.
+        """
+        latest, gap_s = self.stream.latest, self.spec.options.get("gap_s")
+        if not self.settings.tells_each_reading or gap_s is None:
+            return -inf
+        refused = self.errors.latest is not None and self.errors.latest[0] > latest
+        if refused or time.monotonic() - latest > gap_s:
+            return -inf
+        running = self.spec.live and self.state == "running" and self.queue.at_rest
+        return latest if running and self.rate is None else -inf
 
     @property
     def camera(self) -> str | None:

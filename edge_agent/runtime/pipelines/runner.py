@@ -12,6 +12,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from math import inf
 from typing import TYPE_CHECKING
 
 from ...config.overrides import FILE, Overrides
@@ -254,6 +255,11 @@ class Runner:  # noqa: PLR0904 - what commands, reload and health ask of pipelin
         gone = self.pipelines.pop(name)
         gone.stop()
         self._counted[name] = gone.queue.seq
+
+    def silent_since(self, name: str) -> float:
+        """Return since when a pipeline's sensor keeps silent; see `Pipeline.silent_since`."""
+        pipeline = self.pipelines.get(name)
+        return -inf if pipeline is None else pipeline.silent_since
 
     # Requests
 
