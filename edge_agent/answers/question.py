@@ -19,7 +19,7 @@ from ..core.types import Array, Kind, Reading, Tensors, TensorSpec
 from ..inference.engines.generator import PICTURE_TAG
 from ..inference.model import Model
 from ..inference.preprocess.placement import PreparedSample
-from ..inference.preprocess.windowing import Windower
+from ..inference.preprocess.windowing import Windower, rate_trouble
 from ..models.manifest import InputSpec
 from ..sources.opencv import HEAD_BYTES, MAX_PIXELS, decode, refusal
 from .numbers_json import read_large, to_numbers
@@ -186,14 +186,13 @@ def _at_own_rate(rows: Array, rate: Any, spec: InputSpec) -> Array:
     """Bring rows (n, channels) that come with their rate to the model's own."""
     if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 < rate <= 1e9:
         raise SampleError("rate_hz: expected how many samples a second the readings are")
-    own = spec.resample_hz or spec.rate_hz
-    if not own or rate == own or rows.ndim != 2:
+    own = spec.resample_hz
+    if rate == own or rows.ndim != 2:
         return rows
-    if not spec.resample_hz:
-        raise SampleError(
-            f"readings: come at {rate:g} samples a second, the model takes {own:g}; set "
-            f"input.resample_hz = {own:g} in its manifest, or convert them first"
-        )
+    if not own:
+        if why := rate_trouble(spec, rate):
+            raise SampleError(f"readings: come at {why} in its manifest, or convert them first")
+        return rows
     from ..inference.preprocess.resampling import Resampler
 
     resampler = Resampler(own, float(rate))

@@ -21,7 +21,7 @@ from ..core.text import half_letter, label_trouble, labels_in, labels_trouble
 from . import decoders, drift
 from .decoders import DECODERS, DEFAULT, DecoderName, Task, decoders_of
 from .edge_impulse import Mfe, Spectral, block_problems
-from .transforms import LogMel, Stats, stats_problems
+from .transforms import LogMel, Stats, stats_problems, window_rate
 
 if TYPE_CHECKING:
     from ..core.types import Kind
@@ -446,7 +446,7 @@ def _input_problems(spec: InputSpec) -> Iterator[tuple[str, str]]:
     if spec.transform != "none" and not spec.is_signal:
         text = f"{spec.transform!r} is for signals; give input.window or a layout of {layouts}"
         yield "input.transform", text
-    rate = spec.resample_hz or spec.rate_hz
+    rate = window_rate(spec.resample_hz, spec.rate_hz, spec.every)
     yield from block_problems(spec.transform, spec.mfe, spec.spectral, spec.window, rate)
     of = () if spec.stats is None else spec.stats.of
     found = stats_problems(of, spec.window, rate) if spec.transform == "stats" else ()

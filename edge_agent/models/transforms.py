@@ -63,6 +63,11 @@ class Stats:
     """Each is one of STATISTICS, or "band:LOW-HIGH" in hertz."""
 
 
+def window_rate(resample_hz: float, rate_hz: float | None, every: int) -> float | None:
+    """Return the samples a second of a window: `rate_hz` is what the model knows, after `every`."""
+    return resample_hz / every if resample_hz else rate_hz
+
+
 def band_of(name: str) -> tuple[float, float] | None:
     """Return the bounds of a band in Hz, or None if the name is not a band's."""
     found = _BAND.fullmatch(name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,9 +13,11 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from edge_agent.core.errors import ModelError
-from edge_agent.core.types import Array, Reading
+from edge_agent.core.types import Array, Reading, TensorSpec
+from edge_agent.inference.preprocess.signal import transform_of
 from edge_agent.inference.preprocess.windowing import Windower
 from edge_agent.models.manifest import InputSpec
+from edge_agent.models.transforms import Stats
 
 Floats = NDArray[np.float32]
 
@@ -316,3 +319,19 @@ def test_keys_of_an_object_may_come_in_any_order() -> None:
             picked(d=1, c=7)
     assert picked(d=1, c=7) == [1, 7], "a source that stays with other names has these"
     assert picked(c=7, d=1) == [1, 7]
+
+
+def test_every_nth_sample_has_another_rate() -> None:
+    """Frequencies were taken for `every` times what they are, and no setting was right."""
+    wave = np.sin(2 * np.pi * 100 * np.arange(2000) / 1000).astype(np.float32)[:, None]
+    stats = Stats(of=("band:90-110", "band:190-210"))
+    wrong = InputSpec(window=500, every=2, transform="stats", stats=stats, rate_hz=1000.0)
+    for spec in (replace(wrong, rate_hz=500.0), replace(wrong, resample_hz=1000.0)):
+        (window, *_) = Windower(spec).push(reading(wave, rate_hz=1000))
+        of = transform_of(spec, TensorSpec("x", (1, 1, 2), "float32"))
+        assert of is not None
+        assert of(window.data).reshape(-1) == pytest.approx([0.5**0.5, 0], abs=0.01)
+    with pytest.raises(ModelError, match=r"every = 2 keeps 500, .* set input.rate_hz = 500"):
+        Windower(wrong).push(reading(wave, rate_hz=1000))
+    plain = InputSpec(window=500, every=2, rate_hz=1000.0)
+    assert len(Windower(plain).push(reading(wave, rate_hz=1000))) == 2, "no frequency matters"

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from ...core.errors import ModelError
 from ...models.manifest import InputSpec
-from ...models.transforms import LogMel
+from ...models.transforms import LogMel, window_rate
 
 Floats = NDArray[np.float32]
 
@@ -98,7 +98,7 @@ def features_of(spec: InputSpec) -> Features:
         ModelError: the parameters contradict each other.
     """
     wanted = spec.logmel or LogMel()
-    rate = spec.resample_hz or spec.rate_hz
+    rate = window_rate(spec.resample_hz, spec.rate_hz, spec.every)
     if not rate:
         raise ModelError(
             f"input.rate_hz: is missing; transform {spec.transform!r} needs the samples a second"

@@ -13,6 +13,7 @@ from ...core.errors import ModelError, SampleError
 from ...core.types import Array, TensorSpec
 from ...models.edge_impulse import Mfe, Spectral
 from ...models.manifest import SIGNAL_LAYOUTS, InputSpec
+from ...models.transforms import window_rate
 from .inputs import column_inputs, constants, sample_input
 
 if TYPE_CHECKING:
@@ -152,18 +153,18 @@ def transform_of(spec: InputSpec, tensor: TensorSpec) -> Transform | None:
     """
     if spec.transform == "none":
         return None
+    rate = window_rate(spec.resample_hz, spec.rate_hz, spec.every)
     if spec.transform == "stats" and spec.stats is not None and spec.window is not None:
         from .window_stats import WindowStats
 
         of = spec.stats.of
         channels = len(spec.channels) or max(1, prod(n or 1 for n in tensor.shape) // len(of))
-        return WindowStats((spec.window, channels), of, spec.resample_hz or spec.rate_hz)
-    rate = spec.resample_hz or spec.rate_hz or 0.0
+        return WindowStats((spec.window, channels), of, rate)
     if spec.transform == "spectral" and spec.window is not None:
         from .edge_impulse import spectral_of
 
         return spectral_of(
-            spec.spectral or Spectral(), (spec.window, len(spec.channels) or 1), rate
+            spec.spectral or Spectral(), (spec.window, len(spec.channels) or 1), rate or 0.0
         )
     if len(spec.channels) > 1:
         raise ModelError(
@@ -173,7 +174,7 @@ def transform_of(spec: InputSpec, tensor: TensorSpec) -> Transform | None:
     if spec.transform == "mfe" and spec.window is not None:
         from .edge_impulse import mfe_of
 
-        return mfe_of(spec.mfe or Mfe(), spec.window, rate)
+        return mfe_of(spec.mfe or Mfe(), spec.window, rate or 0.0)
     from .features import features_of
 
     return features_of(spec)

@@ -42,6 +42,26 @@ def split_trouble(first: Manifest, other: Manifest) -> str | None:
     return f"{words}: it takes other windows than {first.id} ({keys}); give it its own pipeline"
 
 
+def rate_trouble(spec: InputSpec, stated: float | None) -> str | None:
+    """Return why a model does not take *stated* samples a second; None: it does, or none are known.
+
+    `rate_hz` counts what `every` keeps. Without a transform, to which frequencies matter, it may
+    also be the source's own.
+    """
+    known = spec.rate_hz
+    if not stated or not known or stated == known * spec.every:
+        return None
+    if stated == known and spec.transform == "none":
+        return None
+    kept = (
+        "" if spec.every == 1 else f", of which every = {spec.every} keeps {stated / spec.every:g}"
+    )
+    mend = f"set input.resample_hz = {known * spec.every:g}"
+    if stated == known:
+        mend = f"set input.rate_hz = {stated / spec.every:g}"
+    return f"{stated:g} samples a second{kept}, the model takes {known:g}; {mend}"
+
+
 class Window(NamedTuple):
     """A window cut from a signal."""
 
@@ -153,11 +173,8 @@ class Windower:
         rows, times = self._channels.pick(reading), reading.times
         if self._spec.resample_hz:
             rows, times = self._resample(rows, reading)
-        elif reading.rate_hz and self._spec.rate_hz and reading.rate_hz != self._spec.rate_hz:
-            raise ModelError(
-                f"input.rate_hz: the source gives {reading.rate_hz:g} samples a second, the model "
-                f"takes {self._spec.rate_hz:g}; set input.resample_hz = {self._spec.rate_hz:g}"
-            )
+        elif why := rate_trouble(self._spec, reading.rate_hz):
+            raise ModelError(f"input.rate_hz: the source gives {why}")
         return self._windows(rows, times, reading)
 
     def finish(self) -> list[Window]:
