@@ -438,6 +438,7 @@ def spoilt(shape: tuple[int, ...], at: tuple[int, ...], value: float) -> NDArray
         ("yolov8", {"y": (1, 6, 9)}, "y", (0, 5, 4)),
         ("yolov8", {"y": (1, 9, 6)}, "y", (0, 5, 4)),
         ("yolo-e2e", {"y": (1, 9, 6)}, "y", (0, 5, 4)),
+        ("yolo-e2e", {"y": (9, 6)}, "y", (5, 4)),
         ("nanodet", {"y": (1, 126, 34)}, "y", (0, 5, 1)),
         ("nanodet", LEVELS, "a_16", (0, 5, 1)),
         ("ssd", {"y": (1, 1, 9, 7)}, "y", (0, 0, 5, 2)),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 from numpy.testing import assert_allclose
 
 from edge_agent.core.errors import ModelError
-from edge_agent.core.types import RawTensors, Sample
+from edge_agent.core.types import Detections, RawTensors, Sample, TensorSpec
 from edge_agent.inference.engines.engine import EngineChoice
 from edge_agent.inference.model import load_model
 from edge_agent.models.files.check_onnx import inspect
@@ -509,10 +510,42 @@ def test_open_closed_eye_a_softmax_may_be_spelled_out(ir: bool, tmp_path: Path) 
     assert draft(path).keys["output"] == {"decoder": "softmax"}
 
 
-def test_what_no_classifier_ends_in_is_asked_about(tmp_path: Path) -> None:
-    """A chance may be computed in many ways."""
-    nodes = [node("GlobalAveragePool", ["x"], ["mean"]), node("HardSigmoid", ["mean"], ["y"])]
+@pytest.mark.parametrize("last", ["HardSigmoid", "Add", "ReduceMean"])
+def test_what_may_be_chances_is_asked_about(last: str, tmp_path: Path) -> None:
+    """They may be computed in many ways, and a mean of a softmax's is still one."""
+    nodes = [node("GlobalAveragePool", ["x"], ["mean"]), node("Softmax", ["mean"], ["s"], axis=1)]
+    keys = {"axes": [2, 3]} if last == "ReduceMean" else {}
+    nodes.append(node(last, ["s", "s"] if last == "Add" else ["s"], ["y"], **keys))
     ends = [("x", "float32", (1, 3, 32, 32))], [("y", "float32", (1, 3, 1, 1))]
     made = draft(save_onnx(tmp_path / "m.onnx", nodes, *ends))
     assert made.keys["output"] == {"decoder": "logits"}
     assert made.questions[-1].startswith("output.decoder: softmax")
+
+
+def test_yolov5_lite_end2end_gives_rows_without_a_batch(tmp_path: Path) -> None:
+    """Rows of boxes were "a classifier of 6 classes", and no decoder took them."""
+    rows = np.array([[4, 8, 20, 24, 0.9, 1], [0, 0, 9, 9, 0.1, 0]], np.float32)
+    path = constant_outputs(tmp_path / "m.onnx", {"outputs": rows})
+    facts = replace(
+        inspect(path),
+        outputs=(TensorSpec("outputs", (None, 6), "float32"),),
+        operators=frozenset({"NonMaxSuppression"}),
+    )
+    made = draft_of(facts)
+    assert made.keys["output"] == {"decoder": "yolo-e2e", "threshold": 0.25}
+    (tmp_path / "model.toml").write_text(draft_text(made, "m", "1", "m.onnx"))
+    for engine in ("onnxruntime", "openvino"):
+        model = load_model(load(tmp_path), [EngineChoice(engine)], "picture")
+        found = model.infer(Sample(np.zeros((32, 32, 3), np.uint8), 0, 0, 0.0)).findings
+        model.engine.close()
+        assert isinstance(found, Detections)
+        assert (found.labels, found.boxes.tolist()) == (("1",), [[4, 8, 20, 24]])
+
+
+def test_license_plate_recognition_barrier_gives_places_no_classes(tmp_path: Path) -> None:
+    """Numbers of 88 characters were "a classifier of 88 classes", whose best was published."""
+    path = constant_outputs(
+        tmp_path / "m.onnx", {"y": np.zeros((1, 88), np.float32)}, picture=(1, 3, 24, 94)
+    )
+    facts = replace(inspect(path), makers={"y": "CTCGreedyDecoderSeqLen"})
+    assert draft_of(facts).keys["task"] == "raw"

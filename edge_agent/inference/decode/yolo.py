@@ -27,6 +27,7 @@ from .decoder import (
     Labels,
     Network,
     Output,
+    Pattern,
     check_classes,
     ensure_finite,
     ensure_finite_columns,
@@ -130,7 +131,7 @@ def yolov8(network: Network) -> Decoder:
 
 
 def end_to_end(network: Network) -> Decoder:
-    """YOLOv10, 26, and exports with suppression inside: [1, N, 6 + the task's columns].
+    """YOLOv10, 26, and exports with suppression inside: [1, N, 6 + the task's columns], or [N, 6].
 
     Role `predictions`: x1, y1, x2, y2 in input pixels or, in TensorFlow exports, in 0..1 of the
     input (for task obb: center x, center y, width, height); score, class. Nothing is suppressed
@@ -139,14 +140,17 @@ def end_to_end(network: Network) -> Decoder:
     network.picture_size()
     network.check_roles(*roles_of(network))
     labels = labels_of(network)
-    width = 6 if network.manifest.task == "detection" else None
-    output = network.need("predictions", [(1, None, width)], names=("output0",))
-    tail = tail_of(network, output, output.spec.shape[2], 6)
-    output = replace(output, patterns=((1, None, 6 + tail.width),))
+    width, bare = (6, [(None, 6)]) if network.manifest.task == "detection" else (None, [])
+    patterns: list[Pattern] = [(1, None, width)]
+    output = network.find("predictions", patterns, names=("output0",))
+    output = output or network.need("predictions", [*patterns, *bare], names=("output0",))
+    tail = tail_of(network, output, output.spec.shape[-1], 6)
+    output = replace(output, patterns=((1, None, 6 + tail.width), *bare))
     found = finder(network, output, labels, tail, centered=False, suppressible=False)
 
     def decode(outputs: Tensors, _inputs: Tensors, threshold: float) -> Detections:
-        table = output.read(outputs)[0]
+        table = output.read(outputs)
+        table = table[0] if table.ndim > 2 else table
         ensure_finite(output.spec.name, table[:, 4:6])
         rows = np.flatnonzero(table[:, 4] >= threshold)
         hits = Hits(rows, np.rint(table[rows, 5]).astype(np.intp), table[rows, 4])

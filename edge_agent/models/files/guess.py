@@ -45,8 +45,8 @@ _ANCHORS = {8: 3, 16: 2, 32: 2, 64: 3}
 """UltraFace's boxes per cell, by stride."""
 _BARE = frozenset({"Conv", "Convolution", "QLinearConv", "Gemm", "MatMul"})
 """Operators at an output that show that decoding, or a sigmoid, is still missing."""
-_SCORES = _BARE | {"FullyConnected", "Add", "LogSoftmax", "Mean", "ReduceMean", "AveragePool"}
-_SCORES |= {"AvgPool", "GlobalAveragePool"}
+_MEANS = frozenset({"Mean", "ReduceMean", "AveragePool", "AvgPool", "GlobalAveragePool"})
+_SCORES = _BARE | _MEANS | {"FullyConnected", "LogSoftmax"}
 """Operators, others than those of chances, that classifiers end in."""
 _LOGITS = (
     "export: its scores are logits, and the decoders of such rows read chances; export it with "
@@ -562,7 +562,9 @@ def _classifier(picture: Picture) -> Draft | None:
     if (_length(vectors[0]) or 0) >= _VECTOR and decoder == "logits":
         how_else = "task: embedding with decoder pooled, if its numbers are a vector, no classes"
         left.insert(0, how_else)
-    if maker and maker not in CHANCES | _SCORES:
+    end = picture.facts.ends.get(vectors[0].name) if maker == "Add" else maker
+    averaged = end in _MEANS and not CHANCES.isdisjoint(picture.facts.operators)
+    if decoder == "logits" and end and (end not in _SCORES or averaged):
         left.append("output.decoder: softmax, where its numbers are chances already")
     if "int" in vectors[0].dtype and vectors[0].name not in picture.facts.steps:
         left.append("output.scale and output.zero_point: of its integers, as its exporter has them")

@@ -48,11 +48,13 @@ def finished(picture: Picture) -> Draft | None:
         input_ = {"color": "rgb", "resize": "stretch", "scale": 255}
         output |= {"threshold": 0.4, "iou": 0.6}
         return detector(picture, "YOLOv4", input_, output, LABELS)
-    if picture.only == (1, _MOST_BOXES, 6):
+    rows = [one.shape for one in outputs] == [(None, 6)]
+    rows = rows and "NonMaxSuppression" in picture.facts.operators
+    if rows or picture.only == (1, _MOST_BOXES, 6):
         output = {"decoder": "yolo-e2e", "threshold": 0.25}
         how = (
             "output.decoder: yolo-e2e if each row is a box's corners, its score and its class, as "
-            "of Ultralytics' v10, v26 and nms=True; else task is raw"
+            "of Ultralytics' v10, v26 and nms=True, and YOLOv5-Lite's --end2end; else task is raw"
         )
         form = "of the form of Ultralytics' exports without a suppression outside"
         return detector(picture, form, _LETTERBOX, output, how, LABELS)
@@ -281,6 +283,9 @@ def unread(picture: Picture) -> Draft | None:
     elif "scale_factor" in {one.name for one in picture.facts.inputs}:
         family = "PaddleDetection's, but for its suppression"
         mend = "export it without export.exclude_nms, for decoder ssd"
+    elif len(outputs) == 1 and picture.facts.makers[outputs[0].name].startswith("CTCGreedy"):
+        family = "the numbers of a line's characters, as of the Open Model Zoo's plate readers"
+        mend = "task raw gives them as they are; -1 is behind the last"
     else:
         return None
     return Draft(
