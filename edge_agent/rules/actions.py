@@ -190,8 +190,7 @@ class Actions:
                 self._give_up(f"{redact(oldest.url)}: too many events wait for it", oldest.url)
             return
         told = {**payload.get("anomaly", {}), **payload}
-        named = {key: _as_level(str(payload.get(key, ""))) for key in ("label", "text")}
-        topic = fill(action.publish or "", {**told, **named})
+        topic = topic_of(action, payload)
         why = topic_trouble(topic, self._root())
         if why is None and topic in self._read():
             why = f"{topic!r}: a source of this agent reads it, so this would loop forever"
@@ -299,6 +298,13 @@ class Actions:
             self.done += 1
             for each in targets:
                 self._failing.pop(each, None)
+
+
+def topic_of(action: Action, payload: Mapping[str, Any]) -> str:
+    """Return the topic of an action for an event; empty: it has none."""
+    told = {**payload.get("anomaly", {}), **payload}
+    named = {key: _as_level(str(payload.get(key, ""))) for key in ("label", "text")}
+    return fill(action.publish or "", {**told, **named})
 
 
 def targets_of(action: Action) -> tuple[str, ...]:

@@ -24,7 +24,7 @@ from ..core.plain_record import DoubtError, read_plain
 from ..mqtt.client import Client
 from ..mqtt.topics import Topics
 from ..runtime.pipelines.sinks import Sinks
-from .actions import Actions, targets_of
+from .actions import Actions, targets_of, topic_of
 from .asking import Asking
 from .engines import CombinedRules, RuleEngines
 from .event import Event, Holds, always, payload
@@ -263,9 +263,13 @@ class EventDispatcher:
         }
         for each in (*(end for end in left if end["state"] == "end"), *ended):
             place, due = (each["pipeline"], each["rule"]), self._journal.due(each["event"])
-            # If the rule is true again, whatever it switched on must stay on.
-            if (due or each in ended) and not self._journal.is_ongoing(*place):
-                self._act(_actions(due) or (rules[place].do if place in rules else ()), each)
+            if due or each in ended:
+                do = _actions(due) or (rules[place].do if place in rules else ())
+                # If the rule is true again, whatever it switched on must stay on.
+                again = self._journal.ongoing(*place)
+                told = [{topic_of(action, other) for other in again} for action in do]
+                free = [a for a, on in zip(do, told, strict=True) if topic_of(a, each) not in on]
+                self._act(tuple(free), each)
         words = "%d events left by the last run are published again or ended"
         log.info(words, len(left) + len(ended))
 

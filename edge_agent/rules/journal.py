@@ -131,11 +131,11 @@ class Journal:
         with self._known:
             return next((e.due for e in self._fresh if e.due and e.payload["event"] == event), [])
 
-    def is_ongoing(self, pipeline: str, rule: str) -> bool:
-        """Return whether an event of a rule is ongoing."""
+    def ongoing(self, pipeline: str, rule: str) -> list[Payload]:
+        """Return the latest messages of the ongoing events of a rule."""
         with self._known:
             latest = [payload for _, payload, _ in self._open.values()]
-        return any((each["pipeline"], each["rule"]) == (pipeline, rule) for each in latest)
+        return [each for each in latest if (each["pipeline"], each["rule"]) == (pipeline, rule)]
 
     def add(
         self,

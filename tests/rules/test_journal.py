@@ -40,11 +40,17 @@ def begun(**more: Any) -> dict[str, Any]:
     }
 
 
-def done_at_start(state: Path, broker: Mosquitto, heard: Listener) -> list[tuple[str, bytes]]:
-    """Let an agent without pipelines start and stop; give what its actions have sent to sirens."""
+def done_at_start(
+    state: Path, broker: Mosquitto, heard: Listener, *events: Event
+) -> list[tuple[str, bytes]]:
+    """Let an agent without pipelines start and stop; give what its actions have sent to sirens.
+
+    *events* occur before there is a connection.
+    """
     settings = Settings(device_id="box", state_dir=str(state))
     client = make_client(broker.url)
     dispatcher = make_dispatcher(client, settings)
+    dispatcher.submit(*events)
     running = threading.Thread(target=client.run, daemon=True)
     running.start()
     wait_until(lambda: client.connected, "a connection")
@@ -129,6 +135,20 @@ def test_what_a_rule_has_switched_on_is_switched_off_after_a_kill_though_the_rul
         waiting.run()
     assert done_at_start(tmp_path, broker, listen(broker.port, "#")) == [("siren/r1", b"END")]
     assert "END" not in (tmp_path / "events.json").read_text()
+
+
+def test_what_holds_again_for_another_label_keeps_only_its_own_on(
+    tmp_path: Path, broker: Mosquitto, listen: Callable[..., Listener]
+) -> None:
+    """The light of a label stayed on for ever, where the rule was true again of another one."""
+    do = (Action(publish="siren/{label}", payload="{event}", on="end", qos=1),)
+    killed = dispatcher_without_broker(tmp_path)
+    for number, label in enumerate(("red", "green")):
+        facts = {"label": label}
+        killed.submit(Event(f"s-{number}", "r", "class", "p", "begin", 1, 0, 0, facts, actions=do))
+    again = Event("s-2", "r", "class", "p", "begin", 1, 0, 0, {"label": "green"}, actions=do)
+    heard = listen(broker.port, "#")
+    assert done_at_start(tmp_path, broker, heard, again) == [("siren/red", b"s-0")]
 
 
 def test_what_is_to_be_switched_off_while_the_broker_is_away_is_so_after_a_restart(
