@@ -17,7 +17,7 @@ from ..core.types import Detections, Outcome, Sample
 from ..runtime.pipelines.sinks import Shape
 from .conditions import Conditions, Crossings, Moves, Stays
 from .event import UPDATE_SECONDS, Event, EventLog, Holds, Why, always
-from .occupancy import NEEDED, TrackedObjects, View
+from .occupancy import TrackedObjects, View
 from .totals import LineTotals
 from .tracker import LOWEST_SCORE
 
@@ -62,7 +62,7 @@ class RuleEngine:
         whole = rules_by_trigger(settings.rules, "result")
         self._conditions = Conditions(counted, whole, self._log, settings.units)
         self._results = 0
-        """Number of results since the source was opened."""
+        """Number of results with objects since the source was opened."""
         self._updated = 0.0
         self._valid_after = -math.inf
         """Results of earlier samples, which lanes may still have, are ignored."""
@@ -79,7 +79,6 @@ class RuleEngine:
             self._log.go_on(sample)
             if not sample.follows:
                 self._conditions.interrupt()
-            self._results += 1
             found, counts = outcome.findings, None
             if isinstance(found, Detections):
                 height, width = sample.data.shape[:2]
@@ -92,6 +91,7 @@ class RuleEngine:
                     found, weak, seconds, (width, height), sample.since, staged
                 )
                 outcome = replace(outcome, findings=found)
+                self._results += 1
                 self._look_at_objects(view)
                 counts = self._objects.occupancy.count()
             self._conditions.step(outcome, counts, self._results)
@@ -149,12 +149,6 @@ class RuleEngine:
             log.now, log.time_ns = latest
 
     # Called by others
-
-    @property
-    def settled(self) -> bool:
-        # An object has its number from its second result on.
-        needed = (rule.needed[1] for rule in self._settings.rules)
-        return self._results > max(NEEDED[1], *needed, 0)
 
     @property
     def changed(self) -> bool:

@@ -44,8 +44,7 @@ CLOSE_SECONDS = 2.0
 """Time for a switched-off source to close before it is opened again."""
 SOURCE_STABLE = 10.0
 AGAIN = 8
-"""How many pictures are inferred without motion after a change: enough for tracks, and for
-`frames` of rules."""
+"""Fewest pictures that are inferred without motion after a change; as many as rules look at."""
 
 
 class Capture:
@@ -95,9 +94,7 @@ class Capture:
 
         The masks apply from the next picture on.
         """
-        self.pictures.look_again()
-        self.pictures.masks = masks_of(settings)
-        self.pictures.watched = settings.camera and not self.spec.lossless
+        self.pictures.apply(settings)
         if settings.rate != self.rate.most:
             self.rate = Rate(settings.rate)
 
@@ -308,14 +305,13 @@ class Pictures:
     ) -> None:
         self.on_still: Callable[[Sample], object] = lambda _sample: None
         """Called with each picture that is skipped because nothing has moved in it."""
-        self.wanted: Callable[[], bool] = lambda: False
-        """Whether a picture is wanted though nothing has moved in it."""
         self.masks = masks_of(settings)
         """Replaced as a whole while frames continue."""
         self._capture = capture
         self._region = region
         self._snapshots = snapshots
         self._gated = settings.motion
+        self._rules = settings.rules
         self._gate: MotionGate | None = None
         self._pass_until = AGAIN
         """As long as fewer pictures have been inferred, they pass without motion, too."""
@@ -337,7 +333,7 @@ class Pictures:
     def put(self, reading: Reading) -> bool:
         """Put a picture on the board, or skip it; False when the capture must stop."""
         queue, board = self._capture.queue, self._capture.board
-        another = (self.watched and self._look(reading)) or (self._gated and self.wanted())
+        another = self.watched and self._look(reading)
         camera = self.camera or ""
         if self.masks is not None:
             reading = replace(reading, data=self.masks.apply(reading.data))
@@ -388,9 +384,17 @@ class Pictures:
         except AgentError:
             return None  # the lane gets the same error and records it
 
+    def apply(self, settings: PipelineSettings) -> None:
+        """Use other settings from the next picture on."""
+        self.masks, self._rules = masks_of(settings), settings.rules
+        self.watched = settings.camera and not self._capture.spec.lossless
+        self.look_again()
+
     def look_again(self) -> None:
         """Let some pictures be inferred though nothing moves: what was found is not known now."""
-        self._pass_until = self._looked_at + AGAIN
+        rules = max((rule.needed[1] for rule in self._rules), default=0)
+        # An object has its number from its second result on.
+        self._pass_until = self._looked_at + max(AGAIN, rules + 2)
 
     def _passes(self, picture: Array) -> bool:
         """Whether a picture has moved, or has to be looked at without that."""

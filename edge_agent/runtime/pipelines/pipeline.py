@@ -103,7 +103,6 @@ class Pipeline:
             errors=self.errors,
         )
         self._capture.pictures.on_still = self._stay
-        self._capture.pictures.wanted = self._unsettled
 
     # Lifecycle
 
@@ -154,11 +153,6 @@ class Pipeline:
         # Otherwise a result of an earlier scene is still in progress.
         if stage is not None and self.queue.at_rest:
             stage.advance_time(sample)
-
-    def _unsettled(self) -> bool:
-        """Whether rules and tracks have begun anew, and not seen enough to know what is there."""
-        stage = self._route.path.stage
-        return stage is not None and not stage.settled and not self.spec.lossless
 
     def _shapes(self) -> Sequence[Shape]:
         stage = self._route.path.stage

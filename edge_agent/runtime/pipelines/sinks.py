@@ -190,10 +190,6 @@ class ResultStage(Protocol):
     tracking_score: float | None
     """It also needs detections with this score; None: none below the settings' threshold."""
 
-    @property
-    def settled(self) -> bool:
-        """Whether it has had enough results, since it began anew, to know what is there."""
-
     def process(self, sample: Sample, outcome: Outcome, weak: Detections | None) -> Outcome:
         """Return a result with this stage's additions; *sample* is read-only.
 
