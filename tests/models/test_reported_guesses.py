@@ -549,3 +549,12 @@ def test_license_plate_recognition_barrier_gives_places_no_classes(tmp_path: Pat
     )
     facts = replace(inspect(path), makers={"y": "CTCGreedyDecoderSeqLen"})
     assert draft_of(facts).keys["task"] == "raw"
+
+
+def test_ana_cont_numbers_that_are_values_are_no_classes(tmp_path: Path) -> None:
+    """A needle's sine and cosine were two classes, and nothing said what else they may be."""
+    nodes = [node("ReduceMean", ["x"], ["mean"], axes=[2, 3], keepdims=0)]
+    nodes.append(node("MatMul", ["mean", "by"], ["y"]))
+    ends = [("x", "float32", (1, 3, 32, 32))], [("y", "float32", (1, 2))]
+    made = draft(save_onnx(tmp_path / "m.onnx", nodes, *ends, {"by": np.ones((3, 2), "f4")}))
+    assert made.questions[0].endswith("task regression, decoder raw")

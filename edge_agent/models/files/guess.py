@@ -556,6 +556,10 @@ def _classifier(picture: Picture) -> Draft | None:
         left.insert(0, SOUND)
     elif picture.given.get("color") == "gray" and _is_narrow(picture):
         left.insert(0, ROWS)
+    if LABELS in left and decoder == "logits":
+        left[left.index(LABELS)] = (
+            f"{LABELS}; numbers that are values: task regression, decoder raw"
+        )
     if _length(vectors[0]) == 1:
         left[0] = "output.labels: of one of two classes both names, that of a 0 first; else task "
         left[0] += "anomaly or regression with decoder score"
