@@ -557,4 +557,4 @@ def test_ana_cont_numbers_that_are_values_are_no_classes(tmp_path: Path) -> None
     nodes.append(node("MatMul", ["mean", "by"], ["y"]))
     ends = [("x", "float32", (1, 3, 32, 32))], [("y", "float32", (1, 2))]
     made = draft(save_onnx(tmp_path / "m.onnx", nodes, *ends, {"by": np.ones((3, 2), "f4")}))
-    assert made.questions[0].endswith("task regression, decoder raw")
+    assert made.family.endswith("as many numbers (of task regression)")

@@ -556,10 +556,6 @@ def _classifier(picture: Picture) -> Draft | None:
         left.insert(0, SOUND)
     elif picture.given.get("color") == "gray" and _is_narrow(picture):
         left.insert(0, ROWS)
-    if LABELS in left and decoder == "logits":
-        left[left.index(LABELS)] = (
-            f"{LABELS}; numbers that are values: task regression, decoder raw"
-        )
     if _length(vectors[0]) == 1:
         left[0] = "output.labels: of one of two classes both names, that of a 0 first; else task "
         left[0] += "anomaly or regression with decoder score"
@@ -573,7 +569,7 @@ def _classifier(picture: Picture) -> Draft | None:
     if "int" in vectors[0].dtype and vectors[0].name not in picture.facts.steps:
         left.append("output.scale and output.zero_point: of its integers, as its exporter has them")
     return Draft(
-        f"a classifier of {_length(vectors[0])} classes, or as many numbers"
+        f"a classifier of {_length(vectors[0])} classes, or as many numbers (of task regression)"
         if _length(vectors[0]) != 1
         else "one number: a classifier of two classes, or a value",
         {"task": "classification", "input": picture.said, "output": output},
