@@ -547,8 +547,10 @@ def test_license_plate_recognition_barrier_gives_places_no_classes(tmp_path: Pat
     path = constant_outputs(
         tmp_path / "m.onnx", {"y": np.zeros((1, 88), np.float32)}, picture=(1, 3, 24, 94)
     )
-    facts = replace(inspect(path), makers={"y": "CTCGreedyDecoderSeqLen"})
-    assert draft_of(facts).keys["task"] == "raw"
+    for dtype in ("float16", "int32"):
+        outputs = (TensorSpec("y", (1, 88), dtype),)
+        facts = replace(inspect(path), outputs=outputs, makers={"y": "CTCGreedyDecoderSeqLen"})
+        assert draft_of(facts).keys["task"] == "raw"
 
 
 def test_ana_cont_numbers_that_are_values_are_no_classes(tmp_path: Path) -> None:

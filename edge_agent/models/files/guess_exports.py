@@ -272,6 +272,9 @@ def unread(picture: Picture) -> Draft | None:
     elif len(outputs) == 8 and widths.count(BINS) == 4:
         family = "PicoDet's heads"
         mend = "export it with its post-processing, export.post_process=True, for decoder ssd"
+    elif len(outputs) == 1 and picture.facts.makers[outputs[0].name].startswith("CTCGreedy"):
+        family = "the numbers of a line's characters, as of the Open Model Zoo's plate readers"
+        mend = "task raw gives them as they are; -1 is behind the last"
     elif len(outputs) == 1 and "int" in outputs[0].dtype and len(shape) == 2 and None not in shape:
         width, height = infer_layout.picture_size(picture.input, picture.given["layout"])
         if shape != (height, width):
@@ -283,9 +286,6 @@ def unread(picture: Picture) -> Draft | None:
     elif "scale_factor" in {one.name for one in picture.facts.inputs}:
         family = "PaddleDetection's, but for its suppression"
         mend = "export it without export.exclude_nms, for decoder ssd"
-    elif len(outputs) == 1 and picture.facts.makers[outputs[0].name].startswith("CTCGreedy"):
-        family = "the numbers of a line's characters, as of the Open Model Zoo's plate readers"
-        mend = "task raw gives them as they are; -1 is behind the last"
     else:
         return None
     return Draft(
