@@ -154,7 +154,8 @@ class _Cameras:
             shown = ", ".join(f"{way} {core_percent(found[way]):.1f}" for way in names)
             self._progress(f"{self._name} round {number} of {setup.runs}, % of a core: {shown}")
         for way in names[:-1] if setup.most else ():
-            used = max(core_percent(turn) for turn in report.turns[way])
+            # On a busy machine a short turn may have had no processor time at all.
+            used = max(1.0, *(core_percent(turn) for turn in report.turns[way]))
             report.carried[way] = carried(
                 partial(self._attempt, way),
                 max(1, int(80 * cores() / used)),
