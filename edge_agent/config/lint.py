@@ -40,10 +40,9 @@ def lint_pipeline(
             "results change their kind from frame to frame; split it into several pipelines"
         )
     if len(known) > 1:
-        from ..inference.preprocess.windowing import split_trouble
+        from ..inference.preprocess.windowing import split_troubles
 
-        first, *others = (folder.manifest for folder in known)
-        lines += [why for each in others if (why := split_trouble(first, each)) is not None]
+        lines += split_troubles([folder.manifest for folder in known])
     lines += [
         f"{folder.manifest.id}: {idle}"
         for folder in (*known, *seconds)

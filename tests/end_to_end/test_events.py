@@ -649,6 +649,20 @@ def test_pictures_are_kept_up_to_the_limit_and_the_oldest_go_first(tmp_path: Pat
     assert len(list((tmp_path / "evidence").glob("*/*"))) == 3
 
 
+def still_scene(folder: Path, rules: list[dict[str, Any]]) -> dict[str, Any]:
+    """Make a clip in which a person stands still, the model that finds him, and a pipeline."""
+    detector(folder / "models" / "finder", [(0, 0.9, 0.1, 0.1, 0.4, 0.5)], ["person"])
+    clip = write_clip(folder / "clip.avi", [plain(120)] * 25)
+    return {
+        "name": "door",
+        "source": f"file:{clip}?loop=1",
+        "model": "finder",
+        "motion": True,
+        "zones": [{"name": "yard", "polygon": YARD}],
+        "rules": rules,
+    }
+
+
 def test_who_stands_in_a_still_picture_is_found_again(
     broker: Mosquitto, listen: Listeners, agent: Agents, tmp_path: Path
 ) -> None:
@@ -656,17 +670,8 @@ def test_who_stands_in_a_still_picture_is_found_again(
 
     A parked car was counted no longer, and its event had ended for ever.
     """
-    detector(tmp_path / "models" / "finder", [(0, 0.9, 0.1, 0.1, 0.4, 0.5)], ["person"])
-    clip = write_clip(tmp_path / "clip.avi", [plain(120)] * 25)
     there = {"name": "there", "when": "count", "zone": "yard", "frames": "3/4"}
-    pipeline = {
-        "name": "door",
-        "source": f"file:{clip}?loop=1",
-        "model": "finder",
-        "motion": True,
-        "zones": [{"name": "yard", "polygon": YARD}],
-        "rules": [there],
-    }
+    pipeline = still_scene(tmp_path, [there])
     heard = listen(broker.port)
     agent(agent_settings("box", broker.url, [pipeline], models_dirs=[str(tmp_path / "models")]))
 
@@ -688,19 +693,11 @@ def test_who_stands_in_a_still_picture_dwells(
     broker: Mosquitto, listen: Listeners, agent: Agents, tmp_path: Path
 ) -> None:
     """With `motion` the frames of a still scene are not inferred, and time goes on in it."""
-    detector(tmp_path / "models" / "finder", [(0, 0.9, 0.1, 0.1, 0.4, 0.5)], ["person"])
-    clip = write_clip(tmp_path / "clip.avi", [plain(120)] * 25)
-    pipeline = {
-        "name": "door",
-        "source": f"file:{clip}?loop=1",
-        "model": "finder",
-        "motion": True,
-        "zones": [{"name": "yard", "polygon": YARD}],
-        "rules": [
-            {**PERSON, "for_s": 3.0, "picture": "crop"},
-            {"name": "empty", "when": "absent", "labels": ["dog"], "for_s": 3.0},
-        ],
-    }
+    rules = [
+        {**PERSON, "for_s": 3.0, "picture": "crop"},
+        {"name": "empty", "when": "absent", "labels": ["dog"], "for_s": 3.0},
+    ]
+    pipeline = still_scene(tmp_path, rules)
     heard = listen(broker.port)
     agent(agent_settings("box", broker.url, [pipeline], models_dirs=[str(tmp_path / "models")]))
     events = wait_events(heard, lambda events: len(events) == 2)
@@ -717,16 +714,7 @@ def test_who_stands_in_a_still_picture_is_found_again_after_a_loss(
     broker: Mosquitto, listen: Listeners, agent: Agents, tmp_path: Path
 ) -> None:
     """Tracks and rules begin anew, though nothing has moved since: with other rules too."""
-    detector(tmp_path / "models" / "finder", [(0, 0.9, 0.1, 0.1, 0.4, 0.5)], ["person"])
-    clip = write_clip(tmp_path / "clip.avi", [plain(120)] * 25)
-    pipeline = {
-        "name": "door",
-        "source": f"file:{clip}?loop=1",
-        "model": "finder",
-        "motion": True,
-        "zones": [{"name": "yard", "polygon": YARD}],
-        "rules": [{"name": "there", "when": "count", "zone": "yard"}],
-    }
+    pipeline = still_scene(tmp_path, [{"name": "there", "when": "count", "zone": "yard"}])
     heard = listen(broker.port)
     settings = agent_settings("box", broker.url, [pipeline], models_dirs=[str(tmp_path / "models")])
     running = agent(settings)

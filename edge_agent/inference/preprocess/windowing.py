@@ -5,7 +5,7 @@ Independent of sources and engines: rows come in pieces of any length, windows a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -28,6 +28,12 @@ _CUT = ("channels", "every", "window", "hop", "lead", "rate_hz", "resample_hz")
 def windows_apart(one: InputSpec, other: InputSpec) -> str:
     """Return the keys in which two models cut a signal differently; "" if they share windows."""
     return ", ".join(f"input.{key}" for key in _CUT if getattr(one, key) != getattr(other, key))
+
+
+def split_troubles(models: Sequence[Manifest]) -> list[str]:
+    """List why models of a split get none of the frames, which are cut for the first of them."""
+    found = (split_trouble(models[0], other) for other in models[1:])
+    return [why for why in found if why is not None]
 
 
 def split_trouble(first: Manifest, other: Manifest) -> str | None:

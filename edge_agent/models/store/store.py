@@ -111,19 +111,18 @@ class Store:
 
     def accepted(self, name: str, version: str) -> bool:
         """Whether a version is stored and has been live once; one that is unreadable has not."""
-        path = self.path(name, version)
-        try:
-            return path is not None and (path / NOTES / _ACCEPTED).is_file()
-        except OSError:
-            return False
+        return self._has_note(name, version, _ACCEPTED, unreadable=False)
 
     def received(self, name: str, version: str) -> bool:
         """Whether a stored version came over MQTT; an unreadable one counts as if it had."""
+        return self._has_note(name, version, RECEIVED, unreadable=True)
+
+    def _has_note(self, name: str, version: str, note: str, *, unreadable: bool) -> bool:
         path = self.path(name, version)
         try:
-            return path is not None and (path / NOTES / RECEIVED).is_file()
+            return path is not None and (path / NOTES / note).is_file()
         except OSError:
-            return True
+            return unreadable
 
     def pointers(self, name: str) -> Pointers:
         """Read which versions are live, previous, and on trial.

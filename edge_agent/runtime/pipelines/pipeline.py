@@ -258,10 +258,9 @@ class Pipeline:
         models = [serving.model.manifest for serving in self.servings if serving.model is not None]
         if len(models) < 2:
             return None
-        from ...inference.preprocess.windowing import split_trouble
+        from ...inference.preprocess.windowing import split_troubles
 
-        first, *others = models
-        return next((why for each in others if (why := split_trouble(first, each))), None)
+        return next(iter(split_troubles(models)), None)
 
     def threshold_problem(self) -> str | None:
         """Return why no result of its models can reach a threshold; None: some can."""
