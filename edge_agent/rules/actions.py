@@ -6,6 +6,7 @@ done in sequence, for different servers in parallel: a server that hangs delays 
 
 from __future__ import annotations
 
+import itertools
 import logging
 import threading
 import time
@@ -111,6 +112,8 @@ MESSAGE_SECONDS = 60.0
 
 @record
 class _Post:
+    number: int
+    """Its key in `Actions._undone`."""
     url: str
     body: bytes
     rule: str
@@ -122,13 +125,13 @@ class _Post:
 
 @record
 class _Message:
+    number: int
+    """Its key in `Actions._undone`."""
     since: float
     """When it was accepted, monotonic seconds."""
     topic: str
     data: bytes
     action: Action
-    event: Mapping[str, Any]
-    """The payload of its event."""
     again: bool = False
     """Whether a connection has broken with it: some brokers answer what they refuse so."""
 
@@ -166,6 +169,9 @@ class Actions:
         self._read = read
         self._posts = SideBySide(self._try, lambda post: post.server, MOST)
         self._messages: deque[_Message] = deque()
+        self._numbers = itertools.count()
+        self._undone: dict[int, tuple[Mapping[str, Any], Action]] = {}
+        """Actions not carried out or given up yet, with the payloads of their events."""
         self._changed = threading.Lock()
         self._failing: dict[tuple[str, str], str] = {}
         """Why the last one was given up, until one succeeds, by target and topic; latest last."""
@@ -183,10 +189,13 @@ class Actions:
 
     def act(self, action: Action, payload: Mapping[str, Any]) -> None:
         """Carry out an action soon."""
+        number = next(self._numbers)
         if action.http is not None:
-            post = _Post(action.http, payloads.encode(payload), str(payload["rule"]))
+            post = _Post(number, action.http, payloads.encode(payload), str(payload["rule"]))
+            self._undone[number] = payload, action
             oldest = self._posts.put(post)
             if oldest is not None:
+                self._undone.pop(oldest.number, None)
                 self._give_up(f"{redact(oldest.url)}: too many events wait for it", oldest.url)
             return
         told = {**payload.get("anomaly", {}), **payload}
@@ -200,9 +209,10 @@ class Actions:
         body = action.payload
         text = fill_payload(body, told).encode() if body else payloads.encode(payload)
         if len(self._messages) >= MOST:
-            self._messages.popleft()
+            self._undone.pop(self._messages.popleft().number, None)
             self._give_up("publish: too many messages wait for the broker", MESSAGES)
-        self._messages.append(_Message(time.monotonic(), topic, text, action, payload))
+        self._undone[number] = payload, action
+        self._messages.append(_Message(number, time.monotonic(), topic, text, action))
         self.flush()
 
     def flush(self) -> None:
@@ -223,16 +233,18 @@ class Actions:
             if self._messages and self._messages[0] is message:
                 return  # too many are in flight; again at the next call
             if not connected:
+                self._undone.pop(message.number, None)
                 self._give_up(f"publish {message.topic}: the broker was away", MESSAGES)
             elif not action.qos:  # it is never answered
                 self._succeed_message(message)
 
-    def waiting(self) -> list[tuple[Mapping[str, Any], Action]]:
-        """Return the actions whose messages wait for the broker, with the payloads of their events.
+    def undone(self) -> list[tuple[Mapping[str, Any], Action]]:
+        """Return the actions of ends that have not been carried out or given up yet.
 
-        Called last, by the thread that calls `flush`.
+        Each is with the payload of its event. Called by the thread that calls `act`.
         """
-        return [(each.event, each.action) for each in self._messages]
+        there = list(self._undone.values())
+        return [(payload, action) for payload, action in there if payload["state"] == "end"]
 
     # Called by any thread, with the client locked
 
@@ -245,6 +257,7 @@ class Actions:
             self._messages.appendleft(message)
         else:
             # Others may be allowed.
+            self._undone.pop(message.number, None)
             template = message.action.publish or ""
             self._give_up(f"publish {message.topic}: {why}", template, message.topic)
 
@@ -266,11 +279,14 @@ class Actions:
                 why = str(problem)
                 continue
             if reply.trouble is None:
+                self._undone.pop(post.number, None)
                 self._succeed((post.url, ""))
                 return
             why = reply.trouble
             if not reply.again:
                 break
+        if not self._posts.closing.is_set():  # else the next start may try again
+            self._undone.pop(post.number, None)
         self._give_up(f"rule {post.rule}: {redact(post.url)}: {why}", post.url)
 
     def close(self, seconds: float = 0.0) -> None:
@@ -291,6 +307,7 @@ class Actions:
             log.warning("action: %s", why)
 
     def _succeed_message(self, message: _Message) -> None:
+        self._undone.pop(message.number, None)
         self._succeed((MESSAGES, ""), (message.action.publish or "", message.topic))
 
     def _succeed(self, *targets: tuple[str, str]) -> None:

@@ -57,7 +57,7 @@ class Queued:
     event: Event
     payload: Payload
     entry: Entry | None
-    """The journal entry of a QoS 1 event."""
+    """Its entry in the journal, where it has one."""
     since: float
     """Monotonic seconds."""
 
@@ -195,10 +195,10 @@ class EventDispatcher:
         crossed = {each.pipeline for each in events if each.when == "cross"}
         totals = {name: self._totals.of(name).content() for name in crossed}
         due = {each.id: at_end for each in events if (at_end := _due(each))}
-        entries = iter(self._journal.add([(said, each.qos) for said, each in made], totals, due))
+        entries = self._journal.add([(said, each.qos) for said, each in made], totals, due)
         now = time.monotonic()
-        for said, each in made:
-            self._queue.put(Queued(each, said, next(entries) if each.qos else None, now))
+        for (said, each), entry in zip(made, entries, strict=True):
+            self._queue.put(Queued(each, said, entry, now))
 
     def reset(self, pipeline: str) -> bool:
         """Reset the line counts of a pipeline, durably; return False if it has none."""
@@ -219,10 +219,7 @@ class EventDispatcher:
         self.clips.close(END_SECONDS)
         self.evidence.close(END_SECONDS)
         safe = self._safe_until(END_SECONDS)
-        waiting = self.actions.waiting()
-        self._journal.close(
-            safe, [(dict(said), _plain(each)) for said, each in waiting if said["state"] == "end"]
-        )
+        self._journal.close(safe, self._undone())
 
     def step(self, seconds: float = 0.0) -> bool:
         """Dispatch events that wait or arrive within *seconds*; return False once closed."""
@@ -236,7 +233,7 @@ class EventDispatcher:
         self.engines.tick(connected=self._client.connected)
         self.engines.publish_counts(at_once=self._queue.closing)
         self.actions.flush()
-        self._journal.settle(self._safe_until())
+        self._journal.settle(self._safe_until(), self._undone())
         return not closing
 
     def close(self) -> None:
@@ -247,6 +244,9 @@ class EventDispatcher:
     def _safe_until(self, seconds: float = 0.0) -> float:
         """Return the time before which published events are safe; infinite: all are."""
         return min(self._sinks.settle(seconds), time.monotonic() if any(self._left) else math.inf)
+
+    def _undone(self) -> list[tuple[Payload, dict[str, Any]]]:
+        return [(dict(said), _plain(each)) for said, each in self.actions.undone()]
 
     def _publish_left(self) -> None:
         """Publish the messages left by a killed agent: possible copies, and ends."""

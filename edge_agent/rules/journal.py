@@ -4,7 +4,7 @@ An event is written here before its result is published, and stays until the bro
 spool has written it to disk. An ongoing event stays until its end. The totals of the lines that it
 has crossed are written with it. After a kill, the next start publishes the remaining events again,
 as possible copies, and ends those that had begun. The actions that an end will cause are written
-with the begin: the rule may be gone by then.
+with the begin, as the rule may be gone by then, and stay until they have been carried out.
 
 Two files: the state at some time, and the entries since then, appended line by line. Simultaneous
 lines from several threads are written together.
@@ -53,13 +53,13 @@ MODE = 0o600
 
 @dataclass(slots=True, eq=False)
 class Entry:
-    """A QoS 1 event that the broker may not have."""
+    """An event of QoS 1 that the broker may not have, or an end with actions to carry out."""
 
     payload: Payload
     published_at: float | None = None
     """Monotonic seconds; None: not yet; infinite: it stays until it is delivered."""
     due: list[dict[str, Any]] = field(default_factory=list)
-    """The actions of an end that the last run has left."""
+    """The actions that the end causes, until they have been carried out."""
 
     @property
     def is_end(self) -> bool:
@@ -142,11 +142,11 @@ class Journal:
         events: Sequence[tuple[Payload, int]],
         totals: Totals | None = None,
         due: Due | None = None,
-    ) -> list[Entry]:
+    ) -> list[Entry | None]:
         """Write simultaneous events, each with its QoS, to disk before returning.
 
-        Return an entry for each QoS 1 event, whose `published_at` the caller sets. *totals* are
-        those of the lines that they have crossed; *due* is for those that begin.
+        Return an entry, whose `published_at` the caller sets, for each event that has to be kept.
+        *totals* are those of the lines that they have crossed; *due* is for those that begin.
         """
         with self._known:
             entries, durable = self._take(events, due or {})
@@ -167,21 +167,26 @@ class Journal:
                 self._append()
         return entries
 
-    def _take(self, events: Sequence[tuple[Payload, int]], due: Due) -> tuple[list[Entry], bool]:
+    def _take(
+        self, events: Sequence[tuple[Payload, int]], due: Due
+    ) -> tuple[list[Entry | None], bool]:
         now = time.monotonic()
-        entries, durable = [], False
+        entries: list[Entry | None] = []
+        durable = False
         for payload, qos in events:
             state, name = payload["state"], payload["event"]
+            at_end: list[dict[str, Any]] = []
             if state in {"begin", "update"}:
                 since, _, actions = self._open.get(name, (now, payload, due.get(name, [])))
                 self._open[name] = since, payload, actions
                 durable = True
             elif state == "end":
-                durable = self._open.pop(name, None) is not None or durable
-            if qos:
-                entries.append(Entry(payload))
-                durable = True
-        self._fresh += entries
+                begun = self._open.pop(name, None)
+                at_end = [] if begun is None else begun[2]
+                durable = begun is not None or durable
+            entries.append(Entry(payload, due=at_end) if qos or at_end else None)
+            durable = bool(qos) or durable
+        self._fresh += filter(None, entries)
         return entries, durable
 
     def _append(self) -> None:
@@ -213,33 +218,42 @@ class Journal:
         lost = "events and totals of the last second are lost in a crash"
         return f"{self._appended}: cannot be written: {why}; {lost}"
 
-    def settle(self, safe: float) -> None:
-        """Forget events published before the time *safe*; called regularly."""
+    def settle(self, safe: float, undone: Iterable[tuple[Payload, dict[str, Any]]] = ()) -> None:
+        """Forget events published before the time *safe*; called regularly.
+
+        *undone*: actions of published events that have not been carried out yet.
+        """
         now = time.monotonic()
         with self._known:
-            self._forget(safe)
+            self._forget(safe, undone)
             still = bool(self._open) and now - self._written > ALIVE_SECONDS
             due = self._outdated and now - self._written > 1.0
         if still or due or self._bytes > MOST_BYTES:
             self._write()
 
     def close(self, safe: float, undone: Iterable[tuple[Payload, dict[str, Any]]] = ()) -> None:
-        """Write the remaining events when the agent ends.
-
-        *undone*: ends that have not caused one of their actions yet.
-        """
+        """Write the remaining events when the agent ends; see `settle`."""
         with self._known:
-            self._forget(safe)
-            owed: dict[str, Entry] = {}
-            for payload, action in undone:
-                entry = Entry(payload, math.inf)
-                owed.setdefault(payload["event"], entry).due.append(action)
-            kept = [e for e in self._fresh if not (e.is_end and e.payload["event"] in owed)]
-            self._fresh = [*kept, *owed.values()]
+            self._forget(safe, undone)
         self._write()
 
-    def _forget(self, safe: float) -> None:
-        kept = [e for e in self._fresh if e.published_at is None or e.published_at > safe]
+    def _forget(self, safe: float, undone: Iterable[tuple[Payload, dict[str, Any]]]) -> None:
+        owed: dict[str, list[dict[str, Any]]] = {}
+        for payload, action in undone:
+            owed.setdefault(payload["event"], []).append(action)
+        now = time.monotonic()
+        for each in self._fresh:
+            # Those of the last run are carried out once they are published, which `safe` says.
+            acted = each.published_at is not None and (each.published_at <= now or safe == math.inf)
+            if acted and each.due:
+                left = owed.get(each.payload["event"], [])
+                self._outdated |= left != each.due
+                each.due = left
+        kept = [
+            each
+            for each in self._fresh
+            if each.due or each.published_at is None or each.published_at > safe
+        ]
         self._outdated |= len(kept) != len(self._fresh)
         # Those not published yet are limited by the dispatcher.
         surplus = sum(each.published_at is not None for each in kept) - MOST
@@ -290,8 +304,7 @@ def _read(file: StateFile, appended: Path) -> _Left:
                 left.open[payload["event"]] = payload
             elif payload["state"] == "end":
                 left.open.pop(payload["event"], None)
-                left.due.pop(payload["event"], None)
-            if qos:
+            if qos or (payload["state"] == "end" and payload["event"] in left.due):
                 left.fresh.append(payload)
     return left
 

@@ -6,7 +6,7 @@ import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -19,7 +19,7 @@ from edge_agent.rules.journal import Journal
 from tests.helpers.mqtt_client import make_client
 from tests.helpers.rule_engines import dispatcher_without_broker, make_dispatcher
 from tests.helpers.stranger import STRANGER
-from tests.helpers.support import Listener, Mosquitto, wait_until
+from tests.helpers.support import Listener, Mosquitto, free_port, wait_until
 
 
 def begun(**more: Any) -> dict[str, Any]:
@@ -133,7 +133,8 @@ def test_what_a_rule_has_switched_on_is_switched_off_after_a_kill_though_the_rul
         waiting = dispatcher_without_broker(tmp_path)
         waiting.close()
         waiting.run()
-    assert done_at_start(tmp_path, broker, listen(broker.port, "#")) == [("siren/r1", b"END")]
+    sent = done_at_start(tmp_path, broker, listen(broker.port, "#"))
+    assert sorted(sent) == [("siren/r1", b"END"), ("siren/r2", b"END")]
     assert "END" not in (tmp_path / "events.json").read_text()
 
 
@@ -165,6 +166,42 @@ def test_what_is_to_be_switched_off_while_the_broker_is_away_is_so_after_a_resta
     assert done_at_start(tmp_path, broker, heard) == [("siren/r", b"OFF")]
     heard.heard.clear()
     assert done_at_start(tmp_path, broker, heard) == []
+
+
+@pytest.mark.parametrize("qos", [0, 1])
+def test_what_waits_for_the_broker_to_be_switched_off_is_so_after_a_kill(
+    tmp_path: Path, broker: Mosquitto, listen: Callable[..., Listener], qos: Literal[0, 1]
+) -> None:
+    """The end was safe in the spool and so forgotten, and its message to the siren with it."""
+    do = (Action(publish="siren/{rule}", payload="OFF", on="end", qos=1),)
+    killed = dispatcher_without_broker(tmp_path)
+    for state in ("begin", "end"):
+        killed.submit(Event("s-1", "r", "dwell", "p", state, 1, 0, 0, {}, qos, actions=do))
+        killed.step()
+    kept = Journal(tmp_path / "events.json")
+    kept.left()
+    assert [each["on"] for each in kept.due("s-1")] == ["end"]
+    heard = listen(broker.port, "#")
+    assert done_at_start(tmp_path, broker, heard) == [("siren/r", b"OFF")]
+    heard.heard.clear()
+    assert done_at_start(tmp_path, broker, heard) == []
+
+
+def test_a_post_that_a_stop_cuts_short_is_made_at_the_next_start(tmp_path: Path) -> None:
+    """A switch with a web server that is away for a moment stayed on."""
+    do = (Action(http=f"http://127.0.0.1:{free_port()}/relay?turn=off", on="end"),)
+    stopped = dispatcher_without_broker(tmp_path)
+    posting = threading.Thread(target=stopped.actions.run)
+    posting.start()
+    for state in ("begin", "end"):
+        stopped.submit(Event("s-1", "r", "dwell", "p", state, 1, 0, 0, {}, actions=do))
+    stopped.step()
+    stopped.close()
+    stopped.run()
+    posting.join()
+    kept = Journal(tmp_path / "events.json")
+    kept.left()
+    assert [each["http"] for each in kept.due("s-1")] == [do[0].http]
 
 
 def test_what_a_power_cut_has_cut_off_takes_no_later_event_with_it(tmp_path: Path) -> None:
