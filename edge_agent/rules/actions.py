@@ -172,7 +172,7 @@ class Actions:
         self._numbers = itertools.count()
         self._undone: dict[int, tuple[Mapping[str, Any], Action]] = {}
         """Actions not carried out or given up yet, with the payloads of their events."""
-        self._changed = threading.Lock()
+        self._changed = threading.Condition()
         self._failing: dict[tuple[str, str], str] = {}
         """Why the last one was given up, until one succeeds, by target and topic; latest last."""
 
@@ -195,7 +195,7 @@ class Actions:
             self._undone[number] = payload, action
             oldest = self._posts.put(post)
             if oldest is not None:
-                self._undone.pop(oldest.number, None)
+                self._finish(oldest.number)
                 self._give_up(f"{redact(oldest.url)}: too many events wait for it", oldest.url)
             return
         told = {**payload.get("anomaly", {}), **payload}
@@ -209,7 +209,7 @@ class Actions:
         body = action.payload
         text = fill_payload(body, told).encode() if body else payloads.encode(payload)
         if len(self._messages) >= MOST:
-            self._undone.pop(self._messages.popleft().number, None)
+            self._finish(self._messages.popleft().number)
             self._give_up("publish: too many messages wait for the broker", MESSAGES)
         self._undone[number] = payload, action
         self._messages.append(_Message(number, time.monotonic(), topic, text, action))
@@ -233,7 +233,7 @@ class Actions:
             if self._messages and self._messages[0] is message:
                 return  # too many are in flight; again at the next call
             if not connected:
-                self._undone.pop(message.number, None)
+                self._finish(message.number)
                 self._give_up(f"publish {message.topic}: the broker was away", MESSAGES)
             elif not action.qos:  # it is never answered
                 self._succeed_message(message)
@@ -243,8 +243,21 @@ class Actions:
 
         Each is with the payload of its event. Called by the thread that calls `act`.
         """
-        there = list(self._undone.values())
+        with self._changed:
+            there = list(self._undone.values())
         return [(payload, action) for payload, action in there if payload["state"] == "end"]
+
+    def settle(self, seconds: float) -> None:
+        """Wait until the broker has answered what was published, up to *seconds*."""
+        waiting = {message.number for message in self._messages}
+        with self._changed:
+            self._changed.wait_for(
+                lambda: all(
+                    number in waiting or action.http is not None
+                    for number, (_, action) in self._undone.items()
+                ),
+                seconds,
+            )
 
     # Called by any thread, with the client locked
 
@@ -257,7 +270,7 @@ class Actions:
             self._messages.appendleft(message)
         else:
             # Others may be allowed.
-            self._undone.pop(message.number, None)
+            self._finish(message.number)
             template = message.action.publish or ""
             self._give_up(f"publish {message.topic}: {why}", template, message.topic)
 
@@ -279,14 +292,14 @@ class Actions:
                 why = str(problem)
                 continue
             if reply.trouble is None:
-                self._undone.pop(post.number, None)
+                self._finish(post.number)
                 self._succeed((post.url, ""))
                 return
             why = reply.trouble
             if not reply.again:
                 break
         if not self._posts.closing.is_set():  # else the next start may try again
-            self._undone.pop(post.number, None)
+            self._finish(post.number)
         self._give_up(f"rule {post.rule}: {redact(post.url)}: {why}", post.url)
 
     def close(self, seconds: float = 0.0) -> None:
@@ -306,8 +319,13 @@ class Actions:
         if begins:
             log.warning("action: %s", why)
 
+    def _finish(self, number: int) -> None:
+        with self._changed:
+            self._undone.pop(number, None)
+            self._changed.notify_all()
+
     def _succeed_message(self, message: _Message) -> None:
-        self._undone.pop(message.number, None)
+        self._finish(message.number)
         self._succeed((MESSAGES, ""), (message.action.publish or "", message.topic))
 
     def _succeed(self, *targets: tuple[str, str]) -> None:

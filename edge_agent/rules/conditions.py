@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from ..config.rule_kinds import kind_of, rules_by_trigger
+from ..config.rule_kinds import Measured, kind_of, rules_by_trigger
 from ..config.rules import Rule
 from ..config.settings import Pipeline
 from ..core.types import Outcome
@@ -44,12 +44,13 @@ class Condition:
         self._true = False
         self._since = 0.0
 
-    def step(self, value: float, now: float, *, plain: bool = True) -> Change | None:
+    def step(self, value: float | None, now: float, *, plain: bool = True) -> Change | None:
         """Add a result at *now*, monotonic seconds; return the change it causes, if any.
 
-        *value* is compared with `above` and `below`; *plain* is used if there are no bounds.
+        *value* is compared with `above` and `below`; *plain* is used if there are no bounds. None:
+        the result cannot have the value, so the rule is not true.
         """
-        wanted = self._holds(value, plain=plain)
+        wanted = value is not None and self._holds(value, plain=plain)
         # One bit per result: whether it contradicts the present state.
         self._bits = (self._bits << 1 | (wanted != self._true)) & ((1 << self._of) - 1)
         if self._bits.bit_count() >= self._least:
@@ -87,7 +88,7 @@ class Condition:
 class _Entry:
     """A rule with its condition and its event."""
 
-    __slots__ = ("column", "condition", "event", "facts", "measure", "rule")
+    __slots__ = ("column", "condition", "event", "facts", "measure", "model", "rule")
 
     def __init__(self, rule: Rule, column: int | None) -> None:
         kind = kind_of(rule)
@@ -98,7 +99,9 @@ class _Entry:
         self.condition = Condition(rule)
         self.event: OngoingEvent | None = None
         self.facts: dict[str, Any] = {}
-        """Facts of the latest result."""
+        """Facts of the latest result that had the value."""
+        self.model = ""
+        """The model of that result."""
 
 
 class Conditions:
@@ -127,21 +130,29 @@ class Conditions:
         counts the results with objects so far, including this one.
         """
         for entry in self._entries:
-            rule, count = entry.rule, 0
-            if entry.column is not None:
-                # Objects cannot have been counted in the first results.
-                if counts is None or results < max(KNOWN, rule.needed[0]):
-                    continue
-                count = int(counts[entry.column])
-            value, plain, facts = entry.measure(rule, outcome, count)
-            if value is None:
+            value, plain, facts = self._measure(entry, outcome, counts, results)
+            if value is not None:
+                entry.facts, entry.model = facts, outcome.model
+            elif outcome.model == entry.model:
                 continue  # a result without the value: no temperature, but the battery
-            entry.facts = facts
-            if rule.zone is not None:
-                entry.facts["zone"] = rule.zone
-            if (unit := self._units.get(facts.get("name", ""))) is not None:
-                entry.facts["unit"] = unit
+            # Else a version serves that has no such value: what has begun would never end.
             self._tell(entry, entry.condition.step(value, self._log.now, plain=plain))
+
+    def _measure(
+        self, entry: _Entry, outcome: Outcome, counts: NDArray[np.intp] | None, results: int
+    ) -> Measured:
+        rule, count = entry.rule, 0
+        if entry.column is not None:
+            # Objects cannot have been counted in the first results.
+            if counts is None or results < max(KNOWN, rule.needed[0]):
+                return None, False, {}
+            count = int(counts[entry.column])
+        value, plain, facts = entry.measure(rule, outcome, count)
+        if rule.zone is not None:
+            facts["zone"] = rule.zone
+        if (unit := self._units.get(facts.get("name", ""))) is not None:
+            facts["unit"] = unit
+        return value, plain, facts
 
     def interrupt(self) -> None:
         """Restart the counts of results and seconds, because something is missing."""

@@ -219,6 +219,7 @@ class EventDispatcher:
         self.clips.close(END_SECONDS)
         self.evidence.close(END_SECONDS)
         safe = self._safe_until(END_SECONDS)
+        self.actions.settle(END_SECONDS)
         self._journal.close(safe, self._undone())
 
     def step(self, seconds: float = 0.0) -> bool:

@@ -41,6 +41,8 @@ class RuleEngines:
     silent_since: Callable[[str], float] = lambda _name: -math.inf
     """See `Pipeline.silent_since`."""
     _engines: dict[str, tuple[RuleEngine, Pipeline]] = field(default_factory=dict)
+    _next_tracks: dict[str, int] = field(default_factory=dict)
+    """The next track number by pipeline, so that other settings begin none anew."""
     _ticked_at: float = 0.0
     _away_at: float = field(default_factory=time.monotonic)
     """When the broker was last away, monotonic seconds."""
@@ -58,6 +60,7 @@ class RuleEngines:
             emit=self.emit,
             totals=self.totals.of(settings.name),
             holds=self.holds,
+            first_track=self._next_tracks.get(settings.name, 1),
         )
         self._engines[settings.name] = (engine, settings)
         return engine
@@ -68,6 +71,7 @@ class RuleEngines:
             engine, _ = self._engines.pop(name, (None, None))
         if engine is not None:
             engine.close(why)
+            self._next_tracks[name] = engine.next_track
 
     def close_all(self, why: Why) -> None:
         """End all events; the counts stay available."""

@@ -62,6 +62,15 @@ class Motion:
         self._pv[:, slots] = 0.0
         self._vv[:, slots] = (10 * VELOCITY * sides) ** 2
 
+    def scale(self, x: float, y: float) -> None:
+        """Convert all boxes to pixels of a frame that is *x* times as wide and *y* as high."""
+        factors = np.array([[x], [y], [x], [y]])
+        self._place *= factors
+        self._speed *= factors
+        self._pp *= factors**2
+        self._pv *= factors**2
+        self._vv *= factors**2
+
     def predict(self, frames: float) -> None:
         """Predict all boxes after a number of frames."""
         squared = self._squared_sides()

@@ -154,8 +154,8 @@ class View:
 class TrackedObjects:
     """The state of tracked objects by slot of the tracker. For use by one thread at a time."""
 
-    def __init__(self, settings: Pipeline) -> None:
-        self.tracker = Tracker()
+    def __init__(self, settings: Pipeline, first_track: int = 1) -> None:
+        self.tracker = Tracker(first_track)
         room = self.tracker.room
         self.occupancy = Occupancy(settings.zones, settings.rules, room)
         self.scores = np.zeros(room, np.float32)

@@ -41,8 +41,9 @@ class RuleEngine:
         emit: Callable[[Sequence[Event]], None],
         totals: LineTotals,
         holds: Holds = always,
+        first_track: int = 1,
     ) -> None:
-        """Start without objects.
+        """Start without objects; the first track will have the number *first_track*.
 
         *lossless*: every capture is inferred at any speed, so the time between them follows from
         their numbers, not the clock. *emit* accepts simultaneous events and stores them.
@@ -53,7 +54,7 @@ class RuleEngine:
         self._holds = holds
         self._lock = threading.Lock()
         self._log = EventLog(settings.name, name_event, emit, settings.ask, holds)
-        self._objects = objects = TrackedObjects(settings)
+        self._objects = objects = TrackedObjects(settings, first_track)
         self._crossings = Crossings(settings, objects, self._log, totals)
         self._moves = Moves(objects, self._log)
         self._stays = Stays(objects, self._log)
@@ -149,6 +150,11 @@ class RuleEngine:
             log.now, log.time_ns = latest
 
     # Called by others
+
+    @property
+    def next_track(self) -> int:
+        """The number of the next track."""
+        return self._objects.tracker.next
 
     @property
     def changed(self) -> bool:

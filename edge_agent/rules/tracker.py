@@ -47,7 +47,8 @@ NONE: Slots = np.zeros(0, np.intp)
 class Tracker:
     """The tracks of one pipeline. For use by one thread at a time."""
 
-    def __init__(self) -> None:
+    def __init__(self, first: int = 1) -> None:
+        """Start without tracks; the first will have the number *first*."""
         self.motion = Motion()
         room = self.motion.room
         self.number = np.zeros(room, np.int64)
@@ -67,7 +68,10 @@ class Tracker:
         """Seconds since each was last seen."""
         self._missed = np.zeros(room, np.int64)
         """Results since each was last seen."""
-        self._next = 1
+        self.next = first
+        """The number of the next track."""
+        self._size: tuple[int, int] | None = None
+        """Width and height of the latest frame."""
 
     @property
     def room(self) -> int:
@@ -94,6 +98,10 @@ class Tracker:
         height of the frame.
         """
         self._release(self.ended)
+        if self._size != size:  # a camera may change it: its objects stay the same
+            width, height = self._size or size
+            self.motion.scale(size[0] / width, size[1] / height)
+            self._size = size
         frames = min(max(seconds, 1e-3) * FRAMES_PER_SECOND, LONGEST)
         alive = self.alive
         self.motion.predict(frames)
@@ -158,8 +166,8 @@ class Tracker:
         self._unseen[slots] = 0.0
         self._missed[slots] = 0
         new = slots[self.number[slots] == 0]
-        self.number[new] = np.arange(self._next, self._next + len(new))
-        self._next += len(new)
+        self.number[new] = np.arange(self.next, self.next + len(new))
+        self.next += len(new)
 
     def _carry_on(self, alive: Slots, rows_left: Flags, weak: Detections) -> None:
         """Assign weak detections to known tracks that were in the previous result."""

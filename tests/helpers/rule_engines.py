@@ -64,7 +64,7 @@ class Stage:
         self.period = 1 / rate
         self.now = 100.0
         self.seq = 0
-        self._picture = np.zeros((size[1], size[0], 3), np.uint8)
+        self.resize(size)
         names = count(1)
         self.engine = RuleEngine(
             Pipeline(
@@ -88,6 +88,10 @@ class Stage:
             totals=self.totals,
             holds=holds,
         )
+
+    def resize(self, size: tuple[int, int]) -> None:
+        """Make the next frames of another width and height, as some cameras do."""
+        self._picture = np.zeros((size[1], size[0], 3), np.uint8)
 
     @property
     def crossed(self) -> Counter[tuple[str, str, str]]:
@@ -114,12 +118,13 @@ class Stage:
         weak: Sequence[Box] = (),
         wait: float | None = None,
         drift: Mapping[str, float] | None = None,
+        model: str = "m@1",
     ) -> Findings:
         """Give the findings of the next frame."""
         self.now += self.period if wait is None else wait
         self.seq += 1
         sample = Sample(self._picture, self.seq, int(self.now * 1e9), self.now)
-        outcome = Outcome("m@1", "none", findings, Timing(0.0, 0.0, 0.0), drift=drift or {})
+        outcome = Outcome(model, "none", findings, Timing(0.0, 0.0, 0.0), drift=drift or {})
         outcome = self.engine.process(sample, outcome, detections(weak) if weak else None)
         return outcome.findings
 

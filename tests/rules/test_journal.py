@@ -226,6 +226,7 @@ def test_what_a_kill_leaves_between_two_writes_counts_once(tmp_path: Path) -> No
     journal.add([(begun(), 1)], {"p": {"since": "1", "lines": {}}})
     before = appended.read_bytes()
     [end] = journal.add([(begun(state="end", seconds=1.0), 1)], {"p": {"since": "2", "lines": {}}})
+    assert end is not None
     end.published_at = 5.0
     journal.close(4.0)
     assert appended.read_bytes() == b""

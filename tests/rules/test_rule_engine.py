@@ -192,6 +192,34 @@ def test_anomaly_and_values_have_rules_too() -> None:
     assert stage.told() == [("r", "begin"), ("r", "end")]
 
 
+def test_an_event_ends_with_a_version_that_cannot_have_its_value() -> None:
+    """It went on for ever where a new version gave the value another name, or none."""
+    stage = Stage(rules=[rule("value", value="t", above=80, frames="1/1")])
+    stage.give(Values({"t": 90.0}))
+    stage.give(Values({"battery": 3.1}))
+    assert stage.told() == [("r", "begin")], "a sensor that says one thing at a time"
+    stage.give(Values({"temperature": 90.0}), model="m@2")
+    assert stage.told() == [("r", "begin"), ("r", "end")]
+    assert (stage.events[1].facts["value"], stage.events[1].facts["why"]) == (90.0, "over")
+    counting = Stage(rules=[rule("count", above=0, frames="1/1")])
+    for _ in range(3):
+        counting.show(box(50, 60))
+    counting.give(Classes(("a",), (0.9,)), model="m@2")
+    assert counting.told() == [("r", "begin"), ("r", "end")]
+
+
+def test_a_camera_that_changes_its_size_shows_the_same_objects() -> None:
+    """Each change, as at dusk, made who stood in a zone enter it again."""
+    stage = Stage(zones=YARD, rules=[rule("enter", zone="yard"), rule("leave", zone="yard")])
+    for step in range(10):
+        stage.show(box(40 + step, 60))
+    stage.resize((300, 200))
+    for step in range(10, 20):
+        found = stage.show(("a", 0.9, (3.0 * (35 + step), 100.0, 3.0 * (45 + step), 120.0)))
+        assert (found.tracks is not None and found.tracks.tolist()) == [1]
+    assert stage.told() == [("r", "once")]
+
+
 def test_drift_has_rules_of_the_worst_channel_or_of_one() -> None:
     """Above a bound, 0.25 where there is none, until below the other; the event names the worst."""
     rules = [

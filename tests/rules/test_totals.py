@@ -8,11 +8,15 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from edge_agent.config.rules import Line
 from edge_agent.config.settings import Pipeline
+from edge_agent.core.types import Detections, Outcome, Sample, Timing
 from edge_agent.rules.engines import RuleEngines
 from edge_agent.rules.totals import LineTotals, TotalsFile
 from edge_agent.runtime.pipelines.sinks import Sink, Sinks
+from tests.helpers.rule_engines import box, detections
 
 
 class BusyLock:
@@ -124,3 +128,25 @@ def test_counts_of_a_pipeline_that_goes_while_they_are_written_are_not_published
     assert counted == ["p"]
     engines.publish_counts(at_once=True)
     assert counted == ["p"], "nothing has changed"
+
+
+def test_other_settings_begin_no_track_numbers_anew(tmp_path: Path) -> None:
+    """Who counts by `track` took another object for the one before."""
+    engines = RuleEngines(
+        TotalsFile(tmp_path / "counts.json"),
+        Sinks(),
+        name_event=lambda: "e-1",
+        emit=lambda _event: None,
+    )
+    settings = Pipeline(name="p", source="dir:.", model="m", track=True)
+    seen = []
+    for start in (0, 100):
+        engine = engines.open(settings, lossless=False)
+        for seq in (1, 2):
+            sample = Sample(np.zeros((100, 100, 3), np.uint8), start + seq, 0, start + seq / 10)
+            outcome = Outcome("m@1", "none", detections([box(50, 50)]), Timing(0.0, 0.0, 0.0))
+            found = engine.process(sample, outcome, None).findings
+        assert isinstance(found, Detections)
+        seen.append(found.tracks.tolist() if found.tracks is not None else None)
+        engines.close("p", "reloaded")
+    assert seen == [[1], [2]]
