@@ -33,9 +33,16 @@ class EventService:
         self._closing = False
 
     def stage(
-        self, runner: Runner, settings: PipelineSettings, spec: SourceSpec
+        self, runner: Runner, settings: PipelineSettings, spec: SourceSpec, *, running: bool
     ) -> ResultStage | None:
-        """Make a pipeline's rule engine, replacing the one it has; None: it needs none."""
+        """Make a pipeline's rule engine, replacing the one it has; None: it needs none.
+
+        *running*: its source goes on, so the engine that it has goes on with the new rules.
+        """
+        if running and settings.needs_rule_engine and self.dispatcher is not None:
+            engine = self.dispatcher.engines.apply(settings)
+            if engine is not None:
+                return engine
         self.forget(settings.name)
         if not (settings.needs_rule_engine or self._left(runner)):
             return None

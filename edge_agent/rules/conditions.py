@@ -7,7 +7,7 @@ time, with hysteresis; the event lasts while the condition is true.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -18,9 +18,9 @@ from ..config.rules import Rule
 from ..config.settings import Pipeline
 from ..core.types import Outcome
 from .event import UPDATE_SECONDS, EventLog, OngoingEvent, Why
-from .geometry import Gates, where
+from .geometry import Gates, common, where
 from .motion import Slots
-from .occupancy import NEEDED, TrackedObjects, View
+from .occupancy import NEEDED, Occupancy, TrackedObjects, View
 from .totals import LineTotals
 
 Change = Literal["begin", "end"]
@@ -88,14 +88,16 @@ class Condition:
 class _Entry:
     """A rule with its condition and its event."""
 
-    __slots__ = ("column", "condition", "event", "facts", "measure", "model", "rule")
+    __slots__ = ("column", "condition", "event", "facts", "key", "measure", "model", "rule")
 
-    def __init__(self, rule: Rule, column: int | None) -> None:
+    def __init__(self, rule: Rule, column: int | None, key: object) -> None:
         kind = kind_of(rule)
         assert kind.measure is not None  # noqa: S101 - kinds of these triggers have one
         self.measure = kind.measure
         self.rule = rule
         self.column = column
+        self.key = key
+        """What it is about: the rule and its zone."""
         self.condition = Condition(rule)
         self.event: OngoingEvent | None = None
         self.facts: dict[str, Any] = {}
@@ -109,19 +111,43 @@ class Conditions:
 
     def __init__(
         self,
-        rules: Mapping[int, Rule],
-        others: list[Rule],
+        settings: Pipeline,
+        occupancy: Occupancy,
         log: EventLog,
-        units: Mapping[str, str] | None = None,
+        before: Conditions | None = None,
     ) -> None:
-        """Begin with no state; *rules* on the number of objects, by column of `Occupancy`.
-
-        *units* are those of named values.
-        """
+        """Go on from the conditions *before*; the events of what has changed end."""
         self._log = log
-        self._units = units or {}
-        self._entries = [_Entry(rule, column) for column, rule in rules.items()]
-        self._entries += [_Entry(rule, None) for rule in others]
+        self._units = settings.units
+        self._entries = [
+            _Entry(rule, column, occupancy.keys[column])
+            for column, rule in occupancy.rules.items()
+            if kind_of(rule).trigger == "count"
+        ]
+        whole = rules_by_trigger(settings.rules, "result")
+        self._entries += [_Entry(rule, None, rule) for rule in whole]
+        self._fresh = self._entries
+        """Those that have seen no result yet."""
+        if before is not None:
+            self._take_over(before)
+
+    def _take_over(self, before: Conditions) -> None:
+        known = {entry.rule.name: entry for entry in before._entries}
+        self._fresh = []
+        for place, entry in enumerate(self._entries):
+            same = known.get(entry.rule.name)
+            if same is None or same.key != entry.key:
+                self._fresh.append(entry)
+                continue
+            same.column = entry.column
+            self._entries[place] = known.pop(same.rule.name)
+        for entry in known.values():
+            if entry.event is not None:
+                self._log.end(entry.event, "reloaded")
+
+    def step_fresh(self, outcome: Outcome, counts: NDArray[np.intp] | None, results: int) -> None:
+        """Check the latest result by the rules that are new: a silent sensor gives no other."""
+        self._step(self._fresh, outcome, counts, results)
 
     def step(self, outcome: Outcome, counts: NDArray[np.intp] | None, results: int) -> None:
         """Check a result.
@@ -129,7 +155,16 @@ class Conditions:
         *counts* (columns,): objects counted in each; None: the result has no objects. *results*
         counts the results with objects so far, including this one.
         """
-        for entry in self._entries:
+        self._step(self._entries, outcome, counts, results)
+
+    def _step(
+        self,
+        entries: Sequence[_Entry],
+        outcome: Outcome,
+        counts: NDArray[np.intp] | None,
+        results: int,
+    ) -> None:
+        for entry in entries:
             value, plain, facts = self._measure(entry, outcome, counts, results)
             if value is not None:
                 entry.facts, entry.model = facts, outcome.model
@@ -210,8 +245,14 @@ class Crossings:
     """Counts crossings of lines, and reports those with a rule."""
 
     def __init__(
-        self, settings: Pipeline, objects: TrackedObjects, log: EventLog, totals: LineTotals
+        self,
+        settings: Pipeline,
+        objects: TrackedObjects,
+        log: EventLog,
+        totals: LineTotals,
+        before: Crossings | None = None,
     ) -> None:
+        """Go on from the crossings *before*, where a line and a rule have not changed."""
         self._objects = objects
         self._log = log
         self._totals = totals
@@ -219,9 +260,19 @@ class Crossings:
         self._rules = rules_by_trigger(settings.rules, "crosses")
         # One gate for each line, then one for each rule.
         by_name = {line.name: line for line in settings.lines}
-        gates = [*settings.lines, *(by_name[rule.line] for rule in self._rules if rule.line)]
+        of_rules = [(rule, by_name[rule.line]) for rule in self._rules if rule.line]
+        gates = [*settings.lines, *(line for _, line in of_rules)]
+        self._keys: list[object] = [*settings.lines, *of_rules]
+        """What each gate is about."""
         needed = [NEEDED] * len(self._lines) + [rule.needed for rule in self._rules]
         self._gates = Gates(gates, needed, objects.tracker.room) if gates else None
+        if before is not None:
+            self._take_over(before)
+
+    def _take_over(self, before: Crossings) -> None:
+        if self._gates is not None and before._gates is not None:
+            before._gates.grow(self._objects.tracker.room)
+            self._gates.take_over(before._gates, *common(self._keys, before._keys))
 
     def step(self, view: View) -> None:
         """Check a result."""
@@ -281,7 +332,8 @@ class Moves:
 class Stays:
     """Begins an event for each object that stays in a zone for `for_s`, and ends it."""
 
-    def __init__(self, objects: TrackedObjects, log: EventLog) -> None:
+    def __init__(self, objects: TrackedObjects, log: EventLog, before: Stays | None = None) -> None:
+        """Go on from the stays *before*; the events of what has changed end."""
         self._objects = objects
         self._log = log
         self._columns = objects.occupancy.columns("stays")
@@ -289,6 +341,17 @@ class Stays:
         self._for_s = np.array([rules[column].for_s for column in self._columns.tolist()])
         self._ongoing: dict[tuple[int, int], OngoingEvent] = {}
         """Events by column and slot."""
+        self._keys = objects.occupancy.keys
+        if before is not None:
+            self._take_over(before)
+
+    def _take_over(self, before: Stays) -> None:
+        for (column, slot), event in before._ongoing.items():
+            key = before._keys[column]
+            if key in self._keys:
+                self._ongoing[self._keys.index(key), slot] = event
+            else:
+                self._log.end(event, "reloaded")
 
     def step(self, view: View) -> None:
         """Check a result: end the events of objects that have left."""

@@ -65,6 +65,14 @@ class RuleEngines:
         self._engines[settings.name] = (engine, settings)
         return engine
 
+    def apply(self, settings: Pipeline) -> RuleEngine | None:
+        """Let the engine of a pipeline go on with other rules; None: it has none."""
+        engine, _ = self._engines.get(settings.name, (None, None))
+        if engine is not None:
+            engine.apply(settings)
+            self._engines[settings.name] = engine, settings
+        return engine
+
     def close(self, name: str, why: Why) -> None:
         """End the events of a pipeline that is removed or gets other settings."""
         with self._publishing:

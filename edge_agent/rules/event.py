@@ -147,7 +147,7 @@ class EventLog:
         self._pipeline = pipeline
         self._name_event = name_event
         self._emit = emit
-        self._asks = asks
+        self.asks = asks
         self._made: list[Event] = []
         self._silent_until: dict[tuple[str, str], float] = {}
         """End of the cooldown by rule and label."""
@@ -217,7 +217,7 @@ class EventLog:
         rule = event.rule
         shown = rule.picture != "none"
         first = state in {"once", "begin"}
-        asks = tuple(ask for ask in self._asks if first and rule.name in (ask.rules or [rule.name]))
+        asks = tuple(ask for ask in self.asks if first and rule.name in (ask.rules or [rule.name]))
         pictured = (shown and state != "end") or asks
         self._made.append(
             Event(

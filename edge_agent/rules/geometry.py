@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from ..config.rules import Line, Zone
 from ..core.frozen import record
-from .motion import grown
+from .motion import Slots, grown
 
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
@@ -204,12 +204,21 @@ class Gates:
         self._seen = np.zeros((gates, room), np.int64)
         """By gate and slot: in which results since then it was seen beyond, one bit each."""
 
+    def take_over(self, others: Gates, gates: Slots, theirs: Slots) -> None:
+        """Take what is known of *gates* (n,) from those of *others* that are *theirs* (n,)."""
+        self._size = others._size
+        self._edges.scale(self._size)
+        for mine, other in zip(self._state(), others._state(), strict=True):
+            mine[gates] = other[theirs]
+
+    def _state(self) -> tuple[NDArray[Any], ...]:
+        return self._known, self._last_x, self._last_y, self._pending, self._seen
+
     def grow(self, room: int) -> None:
         """Extend the arrays to this many slots."""
         if room > self._known.shape[1]:
-            arrays = (self._known, self._last_x, self._last_y, self._pending, self._seen)
             self._known, self._last_x, self._last_y, self._pending, self._seen = grown(
-                room, *arrays, axis=1
+                room, *self._state(), axis=1
             )
 
     def forget(self, slots: NDArray[np.intp]) -> None:
@@ -311,6 +320,13 @@ def where(flags: NDArray[Any]) -> Iterator[tuple[int, int]]:
     width = flags.shape[1]
     for place in np.flatnonzero(flags).tolist():
         yield divmod(place, width)
+
+
+def common(mine: Sequence[object], theirs: Sequence[object]) -> tuple[Slots, Slots]:
+    """Return which of *mine* are also among *theirs*, and where there: indices (n,), (n,)."""
+    pairs = [(i, theirs.index(each)) for i, each in enumerate(mine) if each in theirs]
+    found = np.array(pairs, np.intp).reshape(-1, 2).T
+    return found[0], found[1]
 
 
 def ones(bits: NDArray[Any]) -> NDArray[np.uint8]:

@@ -21,7 +21,7 @@ from ..config.rules import Rule, Zone
 from ..config.settings import Pipeline
 from ..core.frozen import record
 from ..core.types import Detections
-from .geometry import Flags, Placed, Zones, ones, place
+from .geometry import Flags, Placed, Zones, common, ones, place
 from .motion import Slots, grown
 from .tracker import Tracker
 
@@ -41,6 +41,9 @@ class Occupancy:
         """Rules by column."""
         self.changed = True
         """Whether `counts` have changed since they were last read."""
+        by_name = {zone.name: zone for zone in zones}
+        self.keys = [*zones, *((rule, by_name.get(rule.zone or "")) for rule in within)]
+        """What each column is about: a zone, or a rule and its zone."""
         self._zones = Zones(zones) if zones else None
         places = [self.names.index(rule.zone) if rule.zone else whole for rule in within]
         self._zone_of = np.array([*range(whole), *places], np.intp)
@@ -77,16 +80,7 @@ class Occupancy:
         Return (n, zones): whether each is inside; (n, columns): what becomes true; and (n,
         columns): what becomes false. *also*: the labels found in each by second stages.
         """
-        there = np.ones((len(slots), len(self.names) + 1), bool)
-        if self._zones is not None:
-            before = self._inside.take(slots, axis=0)
-            self._inside[slots] = there[:, :-1] = self._zones.inside(placed, before)
-        present = there.take(self._zone_of, axis=1)
-        if any(self._labels):
-            fits = self._fits(tracker.labels).take(tracker.label_of(slots), axis=0)
-            if also:
-                fits |= np.array([[bool(w & labels) for w in self._labels] for labels in also])
-            present &= fits
+        inside, present = self._present(slots, placed, tracker, also)
         bits = (self._bits.take(slots, axis=0) << 1 | present) & ((1 << self._of) - 1)
         self._bits[slots] = bits
         count = ones(bits)
@@ -99,7 +93,52 @@ class Occupancy:
         if (rose | fell).any():
             self.changed = True
             self.since[slots] = np.where(rose, now, self.since.take(slots, axis=0))
-        return there[:, :-1], rose, fell
+        return inside, rose, fell
+
+    def _present(
+        self,
+        slots: Slots,
+        placed: Placed,
+        tracker: Tracker,
+        also: Sequence[frozenset[str]] | None,
+    ) -> tuple[Flags, Flags]:
+        """Return (n, zones): whether each is inside; (n, columns): whether each is there."""
+        there = np.ones((len(slots), len(self.names) + 1), bool)
+        if self._zones is not None:
+            before = self._inside.take(slots, axis=0)
+            self._inside[slots] = there[:, :-1] = self._zones.inside(placed, before)
+        present = there.take(self._zone_of, axis=1)
+        if any(self._labels):
+            fits = self._fits(tracker.labels).take(tracker.label_of(slots), axis=0)
+            if also:
+                fits |= np.array([[bool(w & labels) for w in self._labels] for labels in also])
+            present &= fits
+        return there[:, :-1], present
+
+    def take_over(
+        self,
+        before: Occupancy,
+        slots: Slots,
+        placed: Placed,
+        tracker: Tracker,
+        now: float,
+        also: Sequence[frozenset[str]],
+    ) -> None:
+        """Take what is known from the one *before*, which had other zones or rules.
+
+        Objects in *slots* (n,), last seen where they are *placed*, have been in a new zone all the
+        time: they do not come into it.
+        """
+        mine, theirs = common(self.keys, before.keys)
+        for column, other in zip(mine, theirs, strict=True):
+            if column < len(self.names):
+                self._inside[:, column] = before._inside[:, other]
+        _, present = self._present(slots, placed, tracker, also)
+        self._bits[slots] = np.where(present, (1 << self._of) - 1, 0)
+        self.held[slots] = present & (tracker.number[slots] > 0)[:, None]
+        self.since[slots] = now
+        for name in ("_bits", "held", "since"):
+            getattr(self, name)[:, mine] = getattr(before, name)[:, theirs]
 
     def _fits(self, labels: Sequence[str]) -> Flags:
         """Return (labels, columns): whether each label counts in each column."""
@@ -245,6 +284,15 @@ class TrackedObjects:
         if rule.zone is not None:
             facts["zone"] = rule.zone
         return facts
+
+    def apply(self, settings: Pipeline, now: float) -> None:
+        """Go on with other zones and rules from *now*, monotonic seconds."""
+        tracker, before = self.tracker, self.occupancy
+        self.occupancy = Occupancy(settings.zones, settings.rules, tracker.room)
+        alive = tracker.alive
+        placed = place(self._boxes[alive], tracker.size)
+        also = [self._staged.get(slot, frozenset()) for slot in alive.tolist()]
+        self.occupancy.take_over(before, alive, placed, tracker, now, also)
 
     def counts(self) -> dict[str, dict[str, int]]:
         """Return how many objects of each label count in each zone."""

@@ -11,7 +11,6 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from ..config.rule_kinds import kind_of, rules_by_trigger
 from ..config.settings import Pipeline
 from ..core.types import Detections, Outcome, Sample
 from ..runtime.pipelines.sinks import Shape
@@ -48,25 +47,44 @@ class RuleEngine:
         *lossless*: every capture is inferred at any speed, so the time between them follows from
         their numbers, not the clock. *emit* accepts simultaneous events and stores them.
         """
-        self._settings = settings
         self._lossless = lossless
         self._totals = totals
         self._holds = holds
         self._lock = threading.Lock()
         self._log = EventLog(settings.name, name_event, emit, settings.ask, holds)
         self._objects = objects = TrackedObjects(settings, first_track)
+        self._settings = settings
         self._crossings = Crossings(settings, objects, self._log, totals)
         self._moves = Moves(objects, self._log)
         self._stays = Stays(objects, self._log)
-        columns = objects.occupancy.rules.items()
-        counted = {place: rule for place, rule in columns if kind_of(rule).trigger == "count"}
-        whole = rules_by_trigger(settings.rules, "result")
-        self._conditions = Conditions(counted, whole, self._log, settings.units)
+        self._conditions = Conditions(settings, objects.occupancy, self._log)
+        self._latest: Outcome | None = None
+        """The latest result since the source was opened."""
         self._results = 0
         """Number of results with objects since the source was opened."""
         self._updated = 0.0
         self._valid_after = -math.inf
         """Results of earlier samples, which lanes may still have, are ignored."""
+
+    def apply(self, settings: Pipeline) -> None:
+        """Go on with other zones, lines, rules, units and questions.
+
+        Objects keep their tracks, and what has not changed its state and its events; events of what
+        has changed end.
+        """
+        with self._lock:
+            log, objects = self._log, self._objects
+            self._settings, log.asks = settings, settings.ask
+            objects.apply(settings, log.now)
+            self._crossings = Crossings(settings, objects, log, self._totals, self._crossings)
+            self._moves = Moves(objects, log)
+            self._stays = Stays(objects, log, self._stays)
+            self._conditions = Conditions(settings, objects.occupancy, log, self._conditions)
+            if (latest := self._latest) is not None:
+                boxed = isinstance(latest.findings, Detections)
+                counts = objects.occupancy.count() if boxed else None
+                self._conditions.step_fresh(latest, counts, self._results)
+            log.flush()
 
     def process(self, sample: Sample, outcome: Outcome, weak: Detections | None) -> Outcome:
         """Add tracks and zones to a result, and check the rules.
@@ -95,6 +113,7 @@ class RuleEngine:
                 self._results += 1
                 self._look_at_objects(view)
                 counts = self._objects.occupancy.count()
+            self._latest = outcome
             self._conditions.step(outcome, counts, self._results)
             if sample.since - self._updated >= UPDATE_SECONDS:
                 self._updated = sample.since
@@ -198,4 +217,5 @@ class RuleEngine:
             self._log.flush()
             self._objects.reset()
             self._log.seq = -1
+            self._latest = None
             self._results = 0

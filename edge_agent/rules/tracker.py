@@ -70,7 +70,7 @@ class Tracker:
         """Results since each was last seen."""
         self.next = first
         """The number of the next track."""
-        self._size: tuple[int, int] | None = None
+        self.size: tuple[int, int] = (1, 1)
         """Width and height of the latest frame."""
 
     @property
@@ -98,10 +98,9 @@ class Tracker:
         height of the frame.
         """
         self._release(self.ended)
-        if self._size != size:  # a camera may change it: its objects stay the same
-            width, height = self._size or size
-            self.motion.scale(size[0] / width, size[1] / height)
-            self._size = size
+        if self.size != size:  # a camera may change it: its objects stay the same
+            self.motion.scale(size[0] / self.size[0], size[1] / self.size[1])
+            self.size = size
         frames = min(max(seconds, 1e-3) * FRAMES_PER_SECOND, LONGEST)
         alive = self.alive
         self.motion.predict(frames)

@@ -117,18 +117,21 @@ def test_a_reload_of_the_rules_ends_what_lasts_and_opens_no_source_again(
 ) -> None:
     """Other rules take over on the running pipeline; what had begun under the old ones ends."""
     heard = listen(broker.port)
-    running = agent(yard.settings(broker.url, PERSON))
-    wait_events(heard, lambda events: states(events) == ["begin"])
-    running.config.write_text(yard.settings(broker.url, {**PERSON, "name": "other"}))
+    same = {**PERSON, "name": "same"}
+    running = agent(yard.settings(broker.url, PERSON, same))
+    wait_events(heard, lambda events: states(events) == ["begin", "begin"])
+    running.config.write_text(yard.settings(broker.url, same, {**PERSON, "name": "other"}))
     running.signal(signal.SIGHUP)
-    events = wait_events(heard, lambda events: len(events) == 3)
-    assert states(events) == ["begin", "end", "begin"]
-    assert events[1]["why"] == "reloaded"
-    assert events[2]["rule"] == "other"
+    events = wait_events(heard, lambda events: len(events) == 4)
+    told = [(each["rule"], each["state"], each.get("why")) for each in events[2:]]
+    assert told == [("person", "end", "reloaded"), ("other", "begin", None)]
     assert [each["state"] for each in heard.on(f"{D}/source/door")] == ["running"]
     heard.publish(f"{D}/in/set/door/enabled", "OFF")
-    events = wait_events(heard, lambda events: len(events) == 4)
-    assert events[3]["why"] == "stopped"
+    events = wait_events(heard, lambda events: len(events) == 6)
+    assert {(each["rule"], each["why"]) for each in events[4:]} == {
+        ("same", "stopped"),
+        ("other", "stopped"),
+    }
 
 
 def test_none_is_lost_and_each_is_ended_over_a_broker_away_and_a_kill(

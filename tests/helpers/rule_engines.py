@@ -44,6 +44,30 @@ def detections(boxes: Sequence[Box]) -> Detections:
     )
 
 
+def pipeline_of(
+    zones: Mapping[str, Sequence[tuple[float, float]]] | None,
+    lines: Mapping[str, Sequence[tuple[float, float]]] | None,
+    rules: Iterable[Mapping[str, Any]],
+    anchor: Any = "bottom",
+) -> Pipeline:
+    """Make the settings of a pipeline with tracks."""
+    return Pipeline(
+        name="p",
+        source="dir:.",
+        model="m",
+        track=True,
+        zones=tuple(
+            Zone(name=name, polygon=tuple(points), anchor=anchor)
+            for name, points in (zones or {}).items()
+        ),
+        lines=tuple(
+            Line(name=name, points=tuple(points), anchor=anchor)
+            for name, points in (lines or {}).items()
+        ),
+        rules=tuple(Rule(**rule) for rule in rules),
+    )
+
+
 class Stage:
     """A rule engine for frames of 100 by 100 pixels, and the events it has emitted."""
 
@@ -67,21 +91,7 @@ class Stage:
         self.resize(size)
         names = count(1)
         self.engine = RuleEngine(
-            Pipeline(
-                name="p",
-                source="dir:.",
-                model="m",
-                track=True,
-                zones=tuple(
-                    Zone(name=name, polygon=tuple(points), anchor=anchor)
-                    for name, points in (zones or {}).items()
-                ),
-                lines=tuple(
-                    Line(name=name, points=tuple(points), anchor=anchor)
-                    for name, points in (lines or {}).items()
-                ),
-                rules=tuple(Rule(**rule) for rule in rules),
-            ),
+            pipeline_of(zones, lines, rules, anchor),
             lossless=lossless,
             name_event=lambda: f"e{next(names)}",
             emit=self.events.extend,
@@ -104,6 +114,16 @@ class Stage:
                 for label, number in counts.items()
             }
         )
+
+    def apply(
+        self,
+        *,
+        zones: Mapping[str, Sequence[tuple[float, float]]] | None = None,
+        lines: Mapping[str, Sequence[tuple[float, float]]] | None = None,
+        rules: Iterable[Mapping[str, Any]] = (),
+    ) -> None:
+        """Let the engine go on with other settings."""
+        self.engine.apply(pipeline_of(zones, lines, rules))
 
     def show(self, *boxes: Box, weak: Sequence[Box] = (), wait: float | None = None) -> Detections:
         """Show boxes in the next frame; gives the detections as they are published."""

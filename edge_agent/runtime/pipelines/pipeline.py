@@ -77,7 +77,7 @@ class Pipeline:
             stream=self.stream,
             snapshots=self.snapshots,
             errors=self.errors,
-            stage=common.stages(settings, spec),
+            stage=common.stages(settings, spec, running=False),
         )
         self.source.on_gone = self._lose
         self.snapshots.shapes = self._shapes
@@ -120,7 +120,7 @@ class Pipeline:
         before, self.settings = self.settings, settings
         stage = self._route.path.stage
         if not before.has_rules_of(settings):
-            stage = self._common.stages(settings, self.spec)
+            stage = self._common.stages(settings, self.spec, running=True)
         self._route.path.apply(settings, stage)
         self._capture.apply(settings)
         self.snapshots.apply(settings)

@@ -66,13 +66,13 @@ class Runner:  # noqa: PLR0904 - what commands, reload and health ask of pipelin
         stops: ShutdownQueue,
         timeline: Timeline,
         sinks: Sequence[Sink] = (),
-        stages: Callable[[Runner, PipelineSettings, SourceSpec], ResultStage | None] | None = None,
+        stages: Callable[..., ResultStage | None] | None = None,
         overrides: Overrides | None = None,
     ) -> None:
         """Open the parts that do not wait for others.
 
-        *catalog* and *loader* are called when first needed. *stages* creates the stage that adds to
-        a pipeline's results before the sinks get them. Without *overrides* they are read here.
+        *catalog* and *loader* are called when first needed. *stages* is `Common.stages` with this
+        runner before its parameters. Without *overrides* they are read here.
         """
         self.settings = settings
         self.threads = ThreadGroup(stops)
@@ -96,7 +96,7 @@ class Runner:  # noqa: PLR0904 - what commands, reload and health ask of pipelin
             Sinks(MqttSink(client, identity), *sinks),
             SourceContext(decode=settings.decode, topics=client.feeds),
             self.active.load,
-            lambda made, spec: stages(self, made, spec) if stages else None,
+            partial(stages, self) if stages else lambda *_, **__: None,
             self.learned,
             DeviceMode(settings.state),
         )

@@ -22,7 +22,6 @@ from ...mqtt.client import Client
 from ...mqtt.topics import Topics
 from ...serving.active import Serving
 from ...sources.source import SourceContext
-from ...sources.spec import SourceSpec
 from ..scheduler.board import Board
 from .device_mode import DeviceMode
 from .learned import LearnedValues
@@ -63,9 +62,10 @@ class Common:
     """The context for opening sources."""
     load: Callable[[Serving], object] = lambda _serving: None
     """Loads the model of a second stage when needed."""
-    stages: Callable[[PipelineSettings, SourceSpec], ResultStage | None] = lambda *_: None
-    """Creates the stage that adds to a pipeline's results before the sinks get them, replacing the
-    pipeline's earlier stage. None: nothing is added."""
+    stages: Callable[..., ResultStage | None] = lambda *_, **__: None
+    """Makes the stage that adds to a pipeline's results before the sinks get them, replacing the
+    earlier one, from its settings, its `SourceSpec`, and whether it is *running* and goes on. None:
+    nothing is added."""
     learned: LearnedValues | None = None
     """Stores learned values."""
     mode: DeviceMode = field(default_factory=lambda: DeviceMode(None))
