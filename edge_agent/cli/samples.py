@@ -189,7 +189,7 @@ class Samples:
             if skipped <= MOST_SKIPPED:
                 self._tell(printable(f"skipped  {problem}"))
             if windower is not None:
-                windower.reset()
+                windower.skip()
 
         for reading in readings(self._source):
             if isinstance(reading, SampleError):
@@ -216,7 +216,7 @@ class Samples:
                     raise
                 # Other samples may fit.
                 self._tell(printable(f"skipped  {problem}"))
-                windower.reset()
+                windower.skip()
         ended = windower.finish() if windower else []
         yield from (window.sample(self._next_seq()) for window in ended)
         if skipped > MOST_SKIPPED:

@@ -69,6 +69,9 @@ class Reading:
     Raises ModelError if the column has no numbers at all."""
     capture: tuple[str, int] | None = None
     """For a shared source: a hash of its name, and the number of the reading there."""
+    at: float | None = None
+    """For a live signal: when its last row was measured, seconds on a clock that only goes forward,
+    by the sender's times if there are any; None: when it was read."""
 
 
 @record(quick=True, eq=False)
@@ -83,6 +86,7 @@ class Sample:
     """Counts all captures of the pipeline, so that gaps in the results show skipped ones."""
     time_ns: int
     since: float
+    """When its reading arrived, monotonic seconds."""
     file: str | None = None
     picture: bool = True
     early: object | None = None
@@ -100,6 +104,8 @@ class Sample:
     """The `capture` of its reading; for a window, of the last one."""
     camera: str = ""
     """The camera's problem: dark, blurred, frozen or turned; empty: none is known."""
+    at: float | None = None
+    """For a signal: the `at` of its last row; None: `since`."""
 
 
 class State:

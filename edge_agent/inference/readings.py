@@ -36,7 +36,7 @@ from .engines.engine import EngineChoice
 from .folding.fold import Fold
 from .model import Model
 from .preprocess.window_stats import WindowStats
-from .preprocess.windowing import Window, Windower
+from .preprocess.windowing import Window, Windower, moment
 
 ONLY = "value"
 """The name of a single value that has none."""
@@ -198,7 +198,8 @@ class EachReading(Windower):
             at = reading.time_ns if times is None else int(times[place])
             # A copy: a view would keep the whole piece alive while one row waits.
             row = np.array(rows[place])
-            found.append(Window(row, at, reading.since, None, self._follows, reading.columns))
+            since, measured = reading.since, moment(reading, at)
+            found.append(Window(row, at, since, measured, None, self._follows, reading.columns))
             self._follows = True
         return found
 

@@ -26,6 +26,8 @@ from .totals import LineTotals
 Change = Literal["begin", "end"]
 KNOWN = 2
 """Results in which an object must be seen before it gets a number and is counted."""
+ROUNDING = 1e-6
+"""Seconds that may be missing from `for_s`: sums of seconds are not exact."""
 
 
 class Condition:
@@ -62,7 +64,7 @@ class Condition:
 
     def advance(self, now: float) -> Change | None:
         """Advance the time without another result; return the change it causes, if any."""
-        if self._true and not self.active and now - self._since >= self._rule.for_s:
+        if self._true and not self.active and now - self._since >= self._rule.for_s - ROUNDING:
             self.active = True
             return "begin"
         return None

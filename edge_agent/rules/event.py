@@ -140,7 +140,11 @@ class EventLog:
         self.seq = -1
         """The `seq` and time of the latest sample."""
         self.now = 0.0
-        """When the latest sample was captured, monotonic seconds."""
+        """When the latest sample was measured: seconds that only go forward, see `Reading.at`."""
+        self.arrived = 0.0
+        """When it arrived, monotonic seconds."""
+        self._ahead = 0.0
+        """How far `now` is ahead of `at`, after a source that was opened again."""
         self.time_ns = 0
         self.picture: Array | None = None
         """The frame of the latest sample, while its rules are checked."""
@@ -154,12 +158,17 @@ class EventLog:
 
     def go_on(self, sample: Sample) -> None:
         """Make *sample* the current one; events may use its picture."""
-        self.seq, self.now, self.time_ns = sample.seq, sample.since, sample.time_ns
+        at = sample.since if sample.at is None else sample.at
+        if self.seq < 0:
+            self._ahead = max(0.0, self.now - at)
+        self.now = max(self.now, at + self._ahead)
+        self.seq, self.arrived, self.time_ns = sample.seq, sample.since, sample.time_ns
         self.picture = sample.data if sample.picture else None
 
     def let_pass(self, now: float) -> None:
-        """Let time pass, up to *now*, since the current sample."""
-        passed = max(0.0, now - self.now)
+        """Let time pass, up to *now*, monotonic seconds, since the current sample."""
+        passed = max(0.0, now - self.arrived)
+        self.arrived += passed
         self.now += passed
         self.time_ns += int(passed * 1e9)
 
@@ -237,7 +246,7 @@ class EventLog:
                 shown,
                 asks,
                 rule.clip,
-                self.now,
+                self.arrived,
             )
         )
 

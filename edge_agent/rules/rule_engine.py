@@ -127,7 +127,7 @@ class RuleEngine:
             return FIRST_SECONDS
         if self._lossless:
             return (sample.seq - self._log.seq) / 30
-        return sample.since - self._log.now
+        return sample.since - self._log.arrived
 
     def _look_at_objects(self, view: View) -> None:
         parts = (self._crossings, self._stays, self._moves)
@@ -157,7 +157,7 @@ class RuleEngine:
         """
         with self._lock:
             log = self._log
-            latest = log.now, log.time_ns
+            latest = log.now, log.arrived, log.time_ns
             if silent and log.seq >= 0:
                 log.let_pass(now - WAY_SECONDS)
                 self._conditions.begin_due()
@@ -166,7 +166,7 @@ class RuleEngine:
             for part in (self._stays, self._conditions):
                 part.end_over(lambda rule: not (log.holds(rule) or self._holds(rule, time_ns)))
             log.flush()
-            log.now, log.time_ns = latest
+            log.now, log.arrived, log.time_ns = latest
 
     # Called by others
 

@@ -88,6 +88,8 @@ class Continuity:
         """Time of the latest row, ns."""
         self._said: int | None = None
         """Time of the latest row by the sender's clock, ns."""
+        self._at = 0.0
+        """See `Reading.at`."""
         self._row: Array | None = None
         self._backward = 0
         self._unplaced = False
@@ -109,6 +111,7 @@ class Continuity:
         gap = gap or rows.gap
         self.counts.samples += len(data)
         self.counts.gaps += gap
+        self._at = self._moment(rows, int(times[-1]))
         self._since, self._last = rows.since, int(times[-1])
         self._said = None if rows.times is None else int(rows.times.max())
         self._row = data[-1]
@@ -121,7 +124,20 @@ class Continuity:
             rate_hz=rows.rate_hz,
             gap=gap,
             flaw=rows.flaw,
+            at=self._at,
         )
+
+    def _moment(self, rows: Rows, last: int) -> float:
+        """Return when the last row was measured; *last* is its time, ns.
+
+        Messages may be held up and then come at once, so that between two with the sender's times
+        as much time has passed as these say. If its clock was set back, arrival decides.
+        """
+        if self._since is None or self._last is None:
+            return rows.since
+        if rows.times is not None and self._said is not None and last > self._last:
+            return self._at + (last - self._last) / 1e9
+        return max(self._at, rows.since + (self._at - self._since))
 
     def _by_arrival(self, rows: Rows) -> tuple[Array, NDArray[np.int64], bool]:
         count, gap = len(rows.data), False

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from edge_agent.core.bundled import bundled
+from edge_agent.mqtt.payloads import seconds_of
 from tests.helpers.small_models import loudness, write_manifest
 from tests.helpers.support import (
     AgentProcess,
@@ -138,6 +139,61 @@ def test_what_a_sensor_says_is_published_judged_and_shown(
     assert len(events(2)) == 2, "bad messages stop nothing"
     assert running.stop() == 0
     assert "Traceback" not in running.words()
+
+
+def test_a_sensor_that_sends_a_minute_at_once_is_judged_second_by_second(
+    tmp_path: Path, broker: Mosquitto, listen: Listeners, agent: Agents
+) -> None:
+    """With a model and without: `for_s` by the times of the rows, and nothing over a gap."""
+    folder = tmp_path / "models" / "same"
+    folder.mkdir(parents=True)
+    save_onnx(
+        folder / "model.onnx",
+        [node("Identity", ["given"], ["same"])],
+        [("given", "float32", (1, 1))],
+        [("same", "float32", (1, 1))],
+    )
+    write_manifest(folder, "1", "regression", output={"labels": ["a"]})
+    bounds = {"when": "value", "value": "a", "above": 8, "frames": "1/1"}
+    rules = [{**bounds, "name": "long", "for_s": 6}, {**bounds, "name": "two", "frames": "2/2"}]
+    pipelines = [
+        {"name": model, "source": "mqtt:s?time=t&field=a&gap_s=3", "model": model, "rules": rules}
+        for model in ("same", "readings")
+    ]
+    models = [str(tmp_path / "models")]
+    heard = listen(broker.port)
+    running = agent(agent_settings("box", broker.url, pipelines, models_dirs=models))
+    for pipeline in pipelines:
+        heard.wait_state(f"edge/box/source/{pipeline['name']}", state="running")
+    start = round(time.time()) - 10_000
+
+    def say(first: int, *values: int) -> None:
+        times = [start + first + second for second in range(len(values))]
+        heard.publish("s", json.dumps({"a": values, "t": times}))
+
+    say(0, *[1] * 9, 9)
+    say(100, 9, *[1] * 9)  # a gap
+    say(110, 1, *[9] * 7, 1, 1)
+    for name in ("same", "readings"):
+        results = on(heard, f"edge/box/result/{name}", 30)
+        seconds = [round(seconds_of(each["time"]) - start) for each in results]
+        assert seconds == [*range(10), *range(100, 120)]
+        told = [
+            (
+                each["rule"],
+                each["state"],
+                round(seconds_of(each["time"]) - start),
+                each.get("seconds"),
+            )
+            for each in on(heard, f"edge/box/event/{name}", 4)
+        ]
+        assert told == [
+            ("two", "begin", 112, None),
+            ("long", "begin", 117, None),
+            ("long", "end", 118, 1.0),
+            ("two", "end", 119, 7.0),
+        ]
+    assert running.stop() == 0
 
 
 def test_values_are_entities_before_they_come_and_over_a_restart(

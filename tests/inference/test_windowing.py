@@ -12,7 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from edge_agent.core.errors import ModelError
+from edge_agent.core.errors import ModelError, SampleError
 from edge_agent.core.types import Array, Reading, TensorSpec
 from edge_agent.inference.preprocess.signal import transform_of
 from edge_agent.inference.preprocess.windowing import Windower
@@ -335,3 +335,45 @@ def test_every_nth_sample_has_another_rate() -> None:
         Windower(wrong).push(reading(wave, rate_hz=1000))
     plain = InputSpec(window=500, every=2, rate_hz=1000.0)
     assert len(Windower(plain).push(reading(wave, rate_hz=1000))) == 2, "no frequency matters"
+
+
+def test_a_row_that_is_an_input_has_its_own_time() -> None:
+    """All rows of a message had the time of the last one; after a gap the first begins anew."""
+    windower = Windower(InputSpec(every=2))
+    times = np.arange(1, 6, dtype=np.int64) * 10**9
+
+    def cut(rows: int = 5) -> list[tuple[int, float, bool]]:
+        piece = reading(numbered(rows), int(times[-1]), 20.0, times=times[-rows:], at=105.0)
+        return [(one.time_ns, one.at, one.follows) for one in windower.push(piece)]
+
+    assert cut() == [
+        (10**9, 101.0, False),
+        (3 * 10**9, 103.0, True),
+        (5 * 10**9, 105.0, True),
+    ]
+    windower.skip()
+    assert [follows for *_, follows in cut()] == [True, True, True]
+    windower.reset()
+    assert [follows for *_, follows in cut()] == [False, True, True]
+
+
+@pytest.mark.parametrize("more", [{}, {"window": 2, "hop": 2}, {"resample_hz": 1.0}])
+def test_rows_behind_one_that_is_left_out_keep_their_times(more: dict[str, Any]) -> None:
+    """They had those of the first rows of the message; resampled, the pipeline lost its source."""
+    windower = Windower(InputSpec(**more))
+    rows = numbered(7, 1)
+    rows[2] = np.nan
+    times = np.arange(7, dtype=np.int64) * 10**9
+    whole = reading(
+        rows, int(times[-1]), times=times, at=6.0, flaw=lambda _row, _column: SampleError("none")
+    )
+    found = []
+    for part in windower.usable(whole):
+        if isinstance(part, SampleError):
+            windower.skip()
+        else:
+            found += windower.push(part)
+    assert found
+    for one in found:
+        assert one.data.reshape(-1)[-1] == one.time_ns / 10**9 * 100
+        assert one.at == one.time_ns / 10**9

@@ -19,7 +19,7 @@ from edge_agent.core.errors import AgentError
 from edge_agent.core.types import Outcome, Request, Sample
 from edge_agent.inference.statistics import Cost
 from edge_agent.runtime.scheduler.board import REASONS, Account, Board, FrameQueue, Job
-from edge_agent.runtime.scheduler.queue import MOST_RESULTS
+from edge_agent.runtime.scheduler.queue import MOST_RESULTS, Reason
 from tests.helpers.support import PATIENCE
 
 NOTHING = np.zeros(1, np.float32)
@@ -599,3 +599,27 @@ def test_a_lane_does_not_run_away_from_one_that_hands_results_over() -> None:
     for thread in threads:
         thread.join(PATIENCE)
     assert delivered == list(range(count))
+
+
+@pytest.mark.parametrize("how", ["rate", "superseded", "deadline", "error"])
+def test_a_gap_is_not_forgotten_with_the_capture_that_came_after_it(how: Reason) -> None:
+    """Rules and models with a state went on over a gap whose first window gave no result."""
+    bench = Bench(now=0.0)
+    queue = bench.queue(room=2 if how == "deadline" else 1, deadline=5.0)
+
+    def put(*, follows: bool) -> None:
+        now = bench.clock()
+        bench.board.put(queue, lambda seq: Sample(NOTHING, seq, 0, now, follows=follows))
+
+    if how == "rate":
+        bench.board.drop(queue, "rate", follows=False)
+    else:
+        put(follows=False)
+    if how == "error":
+        bench.board.finish(bench.take(), None)
+    bench.now = 10.0 if how == "deadline" else 0.0
+    put(follows=True)
+    assert not bench.take().sample.follows
+    assert bench.account().dropped[how] == 1
+    put(follows=True)
+    assert bench.take().sample.follows

@@ -77,6 +77,8 @@ class Window(NamedTuple):
     """Wall-clock time of its last sample, ns."""
     since: float
     """Monotonic time when its last sample came, seconds."""
+    at: float
+    """When its last sample was measured, see `Sample.at`."""
     began_ns: int | None
     """Wall-clock time of its first sample, ns, if the source has times of its rows."""
     follows: bool
@@ -99,7 +101,20 @@ class Window(NamedTuple):
             names=self.names,
             cut=self.cut,
             capture=capture,
+            at=self.at,
         )
+
+
+def moment(reading: Reading, time_ns: int) -> float:
+    """Return when a row of a reading was measured that has this time, see `Sample.at`."""
+    at = reading.since if reading.at is None else reading.at
+    return at - (reading.time_ns - time_ns) / 1e9
+
+
+def part_of(reading: Reading, begin: int, end: int) -> Reading:
+    """Return some of the rows of a reading, which keep the times that they have in it."""
+    times = None if reading.times is None else reading.times[begin:end]
+    return replace(reading, data=reading.data[begin:end], times=times)
 
 
 class Windower:
@@ -138,6 +153,15 @@ class Windower:
         if self._resampler is not None:
             self._resampler.reset()
 
+    def skip(self) -> None:
+        """Drop the rows pushed so far, as a row that cannot be used comes between.
+
+        No window spans it; rows that are inputs by themselves go on without it.
+        """
+        follows = self._follows and self._spec.window is None
+        self.reset()
+        self._follows = follows
+
     @property
     def rest(self) -> int:
         """Number of samples that are in no window yet, waiting for one to be complete."""
@@ -146,7 +170,7 @@ class Windower:
     def usable(self, reading: Reading) -> Iterator[Reading | SampleError]:
         """Yield the parts of a reading without missing numbers, and an error for the rows between.
 
-        Only the channels that the model takes count. Call `reset` after each error.
+        Only the channels that the model takes count. Call `skip` after each error.
 
         Raises:
             ModelError: these rows do not fit the manifest.
@@ -161,11 +185,11 @@ class Windower:
         begin = 0
         for row in map(int, np.flatnonzero(missing.any(axis=1))):
             if row > begin:
-                yield replace(reading, data=reading.data[begin:row])
+                yield part_of(reading, begin, row)
             yield reading.flaw(row, self._channels.number(int(missing[row].argmax())))
             begin = row + 1
         if begin < len(missing):
-            yield replace(reading, data=reading.data[begin:])
+            yield part_of(reading, begin, len(missing))
 
     def push(self, reading: Reading) -> list[Window]:
         """Add rows, oldest first; return the windows that they complete.
@@ -203,19 +227,17 @@ class Windower:
             times = times[self._skip :: every]
         # Index of the next sample to keep, counted from the end of these rows.
         self._skip = (self._skip - len(rows)) % every
-        time_ns, since = reading.time_ns, reading.since
-        window = self._spec.window
+        window, since = self._spec.window, reading.since
+        clocks = np.full(len(kept), reading.time_ns, np.int64) if times is None else times
         if window is None:
-            # Copies: a view would keep the whole piece alive while one row waits.
-            copies = [np.array(row, np.float32) for row in kept]
-            return [Window(row, time_ns, since, None, True, (), self._spec) for row in copies]
+            return [self._single(*each, reading) for each in zip(kept, clocks, strict=True)]
         names = self._channels.names
-        clocks = np.full(len(kept), time_ns, np.int64) if times is None else times
         return [
             Window(
                 block[start : start + window],
-                int(at[start + window - 1]),
+                last := int(at[start + window - 1]),
                 since,
+                moment(reading, last),
                 None if times is None else int(at[start]),
                 follows,
                 names,
@@ -223,6 +245,14 @@ class Windower:
             )
             for block, at, start, follows in self._cut(kept, clocks, window)
         ]
+
+    def _single(self, row: Array, time_ns: np.int64, reading: Reading) -> Window:
+        """Return a row that is an input by itself."""
+        last, follows, self._follows = int(time_ns), self._follows, True
+        # A copy: a view would keep the whole piece alive while one row waits.
+        data = np.array(row, np.float32)
+        at = moment(reading, last)
+        return Window(data, last, reading.since, at, None, follows, (), self._spec)
 
     def _resample(self, rows: Array, reading: Reading) -> tuple[Array, NDArray[np.int64] | None]:
         if rows.ndim != 2:

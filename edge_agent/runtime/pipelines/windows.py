@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from ...core.errors import AgentError, ModelError, SampleError, SourceError
+from ...core.errors import ModelError, SampleError, SourceError
 from ...core.types import Reading
 from ...inference.model import Model
 from ...serving.active import Serving
@@ -53,8 +53,9 @@ class Windows:
     def put(self, reading: Reading, attempt: Attempt) -> bool:
         """Put every window that *reading* completes on the board; False when it must stop.
 
+        A reading of a live source that does not fit is refused; others may fit.
+
         Raises:
-            SampleError: a reading of a live source does not fit; others may.
             MisfitError: a recording does not fit.
         """
         model = self._model(attempt)
@@ -67,18 +68,18 @@ class Windows:
             try:
                 self._windower = model.windower(reading.columns)
             except ModelError as problem:
-                raise self._misfit(model, problem) from None
+                return self._misfit(model, problem, attempt)
             self._spec = spec
         if reading.gap:
             self.end("gap")
         try:
             for part in self._windower.usable(reading):
                 if isinstance(part, SampleError):
-                    self._capture.refuse(part, attempt, self)
+                    self._refuse(part, attempt)
                 elif not all(self._put(w, part, attempt) for w in self._windower.push(part)):
                     return False
         except ModelError as problem:
-            raise self._misfit(model, problem) from None
+            return self._misfit(model, problem, attempt)
         model.stats.misfit = None
         return True
 
@@ -94,18 +95,30 @@ class Windows:
             if capture.rate.due(time.monotonic()):
                 sample = partial(window.sample, capture=None if last is None else last.capture)
                 return capture.board.put(capture.queue, sample)
-            capture.board.drop(capture.queue, "rate")
+            capture.board.drop(capture.queue, "rate", follows=window.follows)
             return True
         if not (capture.wait_credit(attempt.closing) and capture.pace(attempt)):
             return False
         return capture.board.put(capture.queue, window.sample)
 
-    def _misfit(self, model: Model, problem: ModelError) -> AgentError:
-        """Return the error for a reading that does not fit; a live source may still recover."""
+    def _misfit(self, model: Model, problem: ModelError, attempt: Attempt) -> bool:
+        """Refuse a reading that does not fit; a live source may still recover.
+
+        Raises:
+            MisfitError: a recording cannot.
+        """
         text = f"{model.id} does not fit this source: {problem}"
         model.stats.errors += 1
         model.stats.misfit = text
-        return SampleError(text) if self._capture.spec.live else MisfitError(text)
+        if not self._capture.spec.live:
+            raise MisfitError(text) from None
+        self._refuse(SampleError(text), attempt)
+        return True
+
+    def _refuse(self, problem: SampleError, attempt: Attempt) -> None:
+        """Refuse a row or a message that the model cannot take; no window may span it."""
+        self._capture.refuse(problem, attempt, None)
+        self.end("gap" if self._capture.spec.live else "partial", skipped=True)
 
     def _model(self, attempt: Attempt) -> Model | None:
         """Wait for a model, which determines the windows."""
@@ -116,9 +129,15 @@ class Windows:
             attempt.closing.wait(0.02)
         return None
 
-    def end(self, why: Literal["partial", "gap"] = "partial") -> None:
-        """Count rows that are in no window; the next rows do not continue them."""
+    def end(self, why: Literal["partial", "gap"] = "partial", *, skipped: bool = False) -> None:
+        """Count rows that are in no window; the next rows do not continue them.
+
+        *skipped*: only a row between them cannot be used, see `Windower.skip`.
+        """
         if self._windower is not None:
             if self._windower.rest:
                 self._capture.board.drop(self._capture.queue, why)
-            self._windower.reset()
+            if skipped:
+                self._windower.skip()
+            else:
+                self._windower.reset()

@@ -89,11 +89,11 @@ class Board(Generic[M]):
             queue.notify()
             self._changed.notify_all()
 
-    def drop(self, queue: FrameQueue[M], reason: Reason) -> None:
-        """Count a capture that is dropped before it is queued."""
+    def drop(self, queue: FrameQueue[M], reason: Reason, *, follows: bool = True) -> None:
+        """Count a capture that is dropped before it is queued; *follows*: see `Sample`."""
         with self._lock:
             queue.pacing.count()
-            queue.drop(reason)
+            queue.drop(reason, follows=follows)
 
     def put(self, queue: FrameQueue[M], make: Callable[[int], Sample]) -> bool:
         """Add a capture; a full lossless queue waits, a full live queue drops its oldest.

@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
 from ...core.errors import AgentError
@@ -124,6 +124,18 @@ class ResultsInOrder:
         """Results waiting for an older one, by ticket."""
         self._delivering = False
         """Whether a lane is delivering results."""
+        self._anew = False
+        """Whether a capture that came after a gap gives no result, so that the next one has to
+        begin anew in its place."""
+
+    def lack(self, *, follows: bool) -> None:
+        """Record that a capture gives no result; *follows*: see `Sample`."""
+        self._anew = self._anew or not follows
+
+    def after_gap(self, sample: Sample) -> Sample:
+        """Return the next capture to be taken, which does not follow a gap unknown to the rules."""
+        anew, self._anew = self._anew, False
+        return replace(sample, follows=False) if anew else sample
 
     def ticket(self) -> int:
         """Return the number of a frame being taken."""
@@ -213,8 +225,9 @@ class FrameQueue(Generic[M]):
         """Wake the waiting capture."""
         self._changed.notify_all()
 
-    def drop(self, reason: Reason) -> None:
-        """Count a capture that is not queued."""
+    def drop(self, reason: Reason, *, follows: bool = True) -> None:
+        """Count a capture that is not queued; *follows*: see `Sample`."""
+        self.results.lack(follows=follows)
         self.seq += 1
         self.account.captured += 1
         self.account.dropped[reason] += 1
@@ -243,7 +256,7 @@ class FrameQueue(Generic[M]):
 
     def drop_oldest(self, reason: Reason) -> None:
         """Drop the oldest waiting capture."""
-        self.frames.popleft()
+        self.results.lack(follows=self.frames.popleft().follows)
         self.account.waiting -= 1
         self.account.dropped[reason] += 1
 
@@ -292,7 +305,8 @@ class FrameQueue(Generic[M]):
         """Take the first frame for a lane; the model is in use until `complete`."""
         self.route.advance()
         model.users += 1
-        job = Job(self, self.frames.popleft(), model, self.results.ticket(), now, charged)
+        sample = self.results.after_gap(self.frames.popleft())
+        job = Job(self, sample, model, self.results.ticket(), now, charged)
         self.results.jobs[job.ticket] = job
         self.is_new = False
         return job
@@ -314,6 +328,7 @@ class FrameQueue(Generic[M]):
         job.model.users -= 1
         self.account.waiting -= 1
         if deliver is None:
+            self.results.lack(follows=job.sample.follows)
             self.account.dropped["error"] += 1
         else:
             self.account.inferred += 1

@@ -1,0 +1,169 @@
+"""Rules on sensors that say when each reading was taken, whenever their messages arrive."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from itertools import count
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edge_agent.config.rules import Rule
+from edge_agent.config.settings import Pipeline
+from edge_agent.core.types import Outcome, Timing, Values
+from edge_agent.inference.preprocess.windowing import Windower
+from edge_agent.inference.readings import EachReading
+from edge_agent.models.manifest import InputSpec
+from edge_agent.rules.event import Event
+from edge_agent.rules.rule_engine import RuleEngine
+from edge_agent.rules.totals import LineTotals
+from edge_agent.sources.continuity import Continuity, Rows
+
+Told = list[tuple[str, float, float | None]]
+WINDOWERS = [EachReading, Windower]
+"""Of readings without a model, and of a model that takes a row at a time."""
+
+
+class Sensor:
+    """A sensor of one channel, and the rules on it."""
+
+    def __init__(
+        self, windower: type[Windower], *, gap_s: float | None = None, **rule: Any
+    ) -> None:
+        self.start = time.time() - 10_000
+        """The sender's time 0, seconds since 1970."""
+        self._events: list[Event] = []
+        self._names, self._seq = count(), count()
+        bounds = {"name": "r", "when": "value", "value": "a", "above": 8, "frames": "1/1"}
+        self._engine = RuleEngine(
+            Pipeline(
+                name="p",
+                source="mqtt:x",
+                model="readings",
+                rules=(Rule(**{**bounds, **rule}),),
+            ),
+            lossless=False,
+            name_event=lambda: f"e{next(self._names)}",
+            emit=self._events.extend,
+            totals=LineTotals(None),
+        )
+        self._windower, self._gap_s = windower, gap_s
+        self._open()
+
+    def _open(self) -> None:
+        self._continuity = Continuity(self._gap_s)
+        self._cut = self._windower(InputSpec(), ("a",))
+
+    def lose(self, at: float) -> None:
+        """Lose the source, and open it again."""
+        self._engine.source_lost(switched_off=False, at=at)
+        self._open()
+
+    def say(
+        self, values: Sequence[float], first: float | None, *, arrives: float, step: float = 1.0
+    ) -> None:
+        """Send rows in one message; *first* is the sender's time of the first; None: it says none.
+
+        *arrives*: when, monotonic seconds.
+        """
+        times = None
+        if first is not None:
+            seconds = self.start + first + np.arange(len(values)) * step
+            times = np.rint(seconds * 1e3).astype(np.int64) * 10**6
+        rows = np.array(values, np.float32)[:, None]
+        wall = round((self.start + 9_000) * 1e9)
+        found = self._continuity.judge(Rows(rows, wall, arrives, ("a",), times))
+        if found is None:
+            return
+        if found.gap:
+            self._cut.reset()
+        for window in self._cut.push(found):
+            outcome = Outcome("m@1", "", Values({"a": float(window.data[0])}), Timing(0, 0, 0))
+            self._engine.process(window.sample(next(self._seq)), outcome, None)
+
+    @property
+    def told(self) -> Told:
+        """State and time of each event by the sender's clock, and the seconds that it lasted."""
+        return [
+            (
+                each.state,
+                round(each.time_ns / 1e9 - self.start, 3),
+                each.facts.get("seconds"),
+            )
+            for each in self._events
+        ]
+
+
+@pytest.mark.parametrize("windower", WINDOWERS)
+def test_for_s_counts_by_the_times_of_rows_sent_together(windower: type[Windower]) -> None:
+    """A warm end and a warm begin of messages, two seconds in all, were an event of eight."""
+    sensor = Sensor(windower, for_s=6)
+    sensor.say([1] * 9 + [9], 0, arrives=110)
+    sensor.say([9] + [1] * 9, 10, arrives=128)
+    assert sensor.told == []
+    sensor.say([1] + [9] * 8 + [1], 20, arrives=130)
+    assert sensor.told == [("begin", 27, None), ("end", 29, 2.0)]
+
+
+@pytest.mark.parametrize("windower", WINDOWERS)
+def test_messages_that_were_held_up_and_come_at_once_take_their_time(
+    windower: type[Windower],
+) -> None:
+    """None of what a broker had kept for a box was true for long, as it came within a moment."""
+    sensor = Sensor(windower, for_s=6, cooldown_s=5)
+    sensor.say([1], 0, arrives=100)
+    for second in range(1, 40):
+        sensor.say([1 if second in {10, 12} else 9], second, arrives=140)
+    assert sensor.told == [("begin", 7, None), ("end", 10, 3.0), ("begin", 19, None)]
+    # After a delay no more time has passed than the sender says, either.
+    sensor.say([1], 40, arrives=141)
+    sensor.say([9], 60, arrives=161)
+    sensor.say([9], 61, arrives=190)
+    assert sensor.told[3:] == [("end", 40, 21.0)]
+
+
+@pytest.mark.parametrize("windower", WINDOWERS)
+def test_rows_that_overlap_or_come_late_do_not_go_back_in_time(windower: type[Windower]) -> None:
+    """A message repeats the last rows of the one before, another comes after a newer one."""
+    sensor = Sensor(windower, for_s=4)
+    sensor.say([1, 9, 9, 9], 0, arrives=103)
+    sensor.say([1, 1, 9, 9], 2, arrives=105)
+    sensor.say([1, 1], 3, arrives=105.5)
+    sensor.say([1], 6, arrives=106)
+    assert sensor.told == [("begin", 5, None), ("end", 6, 1.0)]
+
+
+@pytest.mark.parametrize("windower", WINDOWERS)
+def test_a_clock_that_is_set_and_a_source_that_is_opened_again(windower: type[Windower]) -> None:
+    """Cooldown and `for_s` go on by arrival where the sender's times do not say it."""
+    sensor = Sensor(windower, for_s=2, cooldown_s=30)
+    sensor.say([9, 9, 9, 1], 0, arrives=103)
+    assert [state for state, *_ in sensor.told] == ["begin", "end"]
+    sensor.say([9] * 4, -1000, arrives=110)  # set back: a gap
+    sensor.say([9] * 4, -996, arrives=114)
+    assert len(sensor.told) == 2, "its cooldown goes on"
+    for second in range(600):  # far ahead of the clock of this machine, as all come at once
+        sensor.say([1], -992 + second, arrives=115)
+    sensor.lose(at=116)
+    for second in range(4):
+        sensor.say([9], second, arrives=120 + second)
+    assert [state for state, *_ in sensor.told[2:]] == ["begin"]
+
+
+@pytest.mark.parametrize("windower", WINDOWERS)
+def test_nothing_fires_over_a_gap(windower: type[Windower]) -> None:
+    """For a model that takes a row at a time, `for_s` and `frames` went on over it."""
+    long = Sensor(windower, gap_s=3, for_s=6)
+    twice = Sensor(windower, gap_s=3, frames="2/2")
+    for sensor in (long, twice):
+        sensor.say([1], None, arrives=100)
+        sensor.say([9], None, arrives=101)
+        sensor.say([9], None, arrives=110)
+        assert sensor.told == []
+        sensor.say([9], None, arrives=111)
+    assert [state for state, *_ in twice.told] == ["begin"]
+    for second in range(112, 117):
+        long.say([9], None, arrives=second)
+    assert [state for state, *_ in long.told] == ["begin"]
