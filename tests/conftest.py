@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -102,9 +102,12 @@ def agent(tmp_path: Path) -> Iterator[Callable[..., AgentProcess]]:
     made: list[AgentProcess] = []
 
     def make(
-        settings: str, name: str = "agent", environ: dict[str, str] | None = None
+        settings: str,
+        name: str = "agent",
+        environ: dict[str, str] | None = None,
+        prefix: Sequence[str] = (),
     ) -> AgentProcess:
-        made.append(AgentProcess(tmp_path / name, settings, environ))
+        made.append(AgentProcess(tmp_path / name, settings, environ, prefix))
         return made[-1]
 
     yield make

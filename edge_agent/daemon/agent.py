@@ -360,6 +360,8 @@ class Agent:
         def tick() -> float:
             nonlocal next_health, next_feed, fed
             now = time.monotonic()
+            # The box may have been given another time zone: libc looks again only when told to.
+            time.tzset()
             runner.watch()
             recorder.remember_kills()
             hanging = hangs.check(now)

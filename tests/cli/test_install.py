@@ -37,6 +37,8 @@ from edge_agent.config.answers import parse_listen
 from edge_agent.config.load import load
 from edge_agent.core.bundled import constraints
 from edge_agent.core.errors import AgentError, UsageError
+from edge_agent.core.files import sync_folder
+from tests.helpers.small_disk import durable_disk
 from tests.helpers.support import CHECKOUT, call_cli
 
 PYTHON = Path(sys.executable)
@@ -205,6 +207,28 @@ def test_completion_and_the_man_page_follow_the_installation_that_runs(
         point_to(made)
         said = {name: path.read_text() for name, path in shared.items()}
         assert said == {**dict.fromkeys(COMPLETION, version), "fish": "mine"}
+
+
+def test_a_power_cut_right_after_a_switch_leaves_a_whole_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`current` led to files of no content: names are on the disk at once, data later."""
+    image, cut = tmp_path / "disk", tmp_path / "cut"
+    with durable_disk(image, tmp_path / "opt") as disk:
+        monkeypatch.setattr(installation, "HOME", disk)
+        monkeypatch.setattr(installation, "COMMAND", tmp_path / "edge-agent")
+        monkeypatch.setattr(installation, "COMPLETION", {})
+        made = begin(disk / "2-2")
+        for number in range(100):
+            (made.place / f"{number}.py").write_text(f"number = {number}\n")
+        point_to(made)
+        (disk / "other").touch()
+        sync_folder(disk)  # writes all names, as anything else on the machine does soon
+        shutil.copyfile(image, cut)
+    with durable_disk(cut, tmp_path / "later") as disk:
+        (disk / "current").resolve(strict=True)
+        found = {int(path.stem): path.read_text() for path in disk.glob("current/*.py")}
+    assert found == {number: f"number = {number}\n" for number in range(100)}
 
 
 KILLED = """

@@ -51,6 +51,26 @@ def compressed_image(content: Path, place: Path) -> Iterator[Path]:
         subprocess.run(["umount", "-l", str(place)], check=True)
 
 
+@contextmanager
+def durable_disk(image: Path, place: Path) -> Iterator[Path]:
+    """Mount an ext4 file system, whose disk is the file *image*; skip where that is not allowed."""
+    if os.geteuid() != 0 or shutil.which("mkfs.ext4") is None:
+        pytest.skip("only root may mount a disk, and mkfs.ext4 formats it")
+    if not image.exists():
+        with image.open("wb") as file:
+            file.truncate(64 << 20)
+        subprocess.run(["mkfs.ext4", "-q", str(image)], check=True, capture_output=True)
+    place.mkdir()
+    mount = ["mount", "-o", "loop", str(image), str(place)]
+    done = subprocess.run(mount, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        pytest.skip(f"a disk cannot be mounted here: {done.stderr.strip()}")
+    try:
+        yield place
+    finally:
+        subprocess.run(["umount", "-l", str(place)], check=True)
+
+
 def fill(folder: Path) -> Path:
     """Leave no room on a disk; gives the file that takes it."""
     filler = folder / "filler"

@@ -331,19 +331,30 @@ class Lacking(Relay):
 class AgentProcess:
     """`edge-agent run` as its users run it."""
 
-    def __init__(self, folder: Path, settings: str, environ: dict[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        settings: str,
+        environ: dict[str, str] | None = None,
+        prefix: Sequence[str] = (),
+    ) -> None:
+        """Start it; *prefix* is a command that runs the command after it."""
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
         self.config = folder / "config.toml"
         self.config.write_text(settings)
         self.log = folder / "agent.log"
         self.environ = environ or {}
+        self.prefix = prefix
         self.process = self._start()
 
     def _start(self) -> subprocess.Popen[bytes]:
         with self.log.open("ab") as output:
             return subprocess.Popen(
-                [sys.executable, "-m", "edge_agent", "run", "--config", str(self.config)],
+                [
+                    *self.prefix,
+                    *(sys.executable, "-m", "edge_agent", "run", "--config", str(self.config)),
+                ],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,

@@ -210,6 +210,7 @@ def _switch(to: Installation, before: Installation | None, config: Path | None) 
         if (trouble := _start()) is not None:
             progress(output("journalctl", "-u", UNIT, "-n", "15", "-o", "cat", "--no-pager"))
             raise AgentError(f"{trouble}; what it said stands above")
+        os.sync()  # whoever is told that it is installed may pull the plug
     except BaseException:
         _undo(before, kept)
         raise
@@ -348,6 +349,7 @@ def _undo(before: Installation | None, kept: Mapping[Path, bytes | None]) -> Non
         point_to(before)
         run("systemctl", "daemon-reload")
         back = "does not start either" if _start() else "runs again, with its settings and state"
+        os.sync()
         progress(f"{before.place.name} {back}")
     else:
         _remove_service()

@@ -235,6 +235,8 @@ def _all() -> list[Installation]:
 
 def point_to(installation: Installation) -> None:
     """Atomically point `current` and the command on the PATH to an installation."""
+    # After a power cut a name must not lead to files whose content was still to be written.
+    os.sync()
     temporary = HOME / ".current"
     temporary.unlink(missing_ok=True)
     temporary.symlink_to(installation.place.name)
