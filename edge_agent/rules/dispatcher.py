@@ -142,7 +142,7 @@ class EventDispatcher:
         state = settings().state
         self.clips = Clips(Evidence(state / "evidence"), settings)
         self.clips.follow_settings()  # before their sources are opened
-        self._journal = Journal(state / "events.json")
+        self._journal = Journal(state / "events.json", topics.device)
         self._totals = TotalsFile(state / "counts.json", self._journal.totals)
         self.engines = RuleEngines(
             self._totals,

@@ -44,6 +44,8 @@ SUFFIXES = tuple(KEPT.values())
 KINDS = {suffix: kind for kind, suffix in KEPT.items()}
 SLOT_NS = 10 * 10**9
 """Span of time whose files are counted together, to avoid a million names in memory."""
+FAR_NS = 10**20
+"""Longer than any time that a file can have."""
 PART = ".part"
 """Suffix of half-written files."""
 FULL_SHARE = 0.9
@@ -146,9 +148,15 @@ class Evidence:
         """
         most = keep_mb * 2**20
         slots: Counter[int] = Counter()
+        now = time.time_ns() + SLOT_NS
+
+        def order(at: int) -> int:
+            # What seems to come from the future was kept before the clock was set back.
+            return at if at <= now else at - FAR_NS
+
         try:
             for at, size, _ in self._files(rescue=True):
-                slots[at // SLOT_NS] += size
+                slots[order(at) // SLOT_NS] += size
             self._found = slots.total()
             if self._found <= most:
                 return
@@ -160,9 +168,9 @@ class Evidence:
                     break
             partly = []
             for at, size, path in self._files():
-                if at // SLOT_NS < last:
+                if order(at) // SLOT_NS < last:
                     self._remove(path, size)
-                elif at // SLOT_NS == last:
+                elif order(at) // SLOT_NS == last:
                     partly.append((at, size, path))
             for _, size, path in sorted(partly):
                 if self._found <= most * share:

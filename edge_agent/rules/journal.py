@@ -82,8 +82,12 @@ class _Left:
 class Journal:
     """Undelivered and ongoing events, stored in files. Any thread may call it."""
 
-    def __init__(self, path: Path) -> None:
-        """Read the state of the last run; its newest part is in *path* with the suffix ".log"."""
+    def __init__(self, path: Path, device: str) -> None:
+        """Read the state of the last run; its newest part is in *path* with the suffix ".log".
+
+        *device*: the identifier of this device.
+        """
+        self._device = device
         self._file = StateFile(path, "events that had begun", MODE)
         self._appended = path.with_suffix(".log")
         self._left = _read(self._file, self._appended)
@@ -110,7 +114,12 @@ class Journal:
 
         Both must be published, in this order.
         """
-        fresh, lasting, due = self._left.fresh, self._left.open.values(), self._left.due
+        fresh, due = self._left.fresh, self._left.due
+        lasting = [each for each in self._left.open.values() if each["device"] == self._device]
+        if others := len(self._left.open) - len(lasting):
+            # Of a card that was cloned: there they go on, and so does what they have switched on.
+            words = "%s: %d events that go on are another device's; they are not ended"
+            log.warning(words, self._file.path, others)
         ended = {payload["event"] for payload in fresh if payload["state"] == "end"}
         time_now = payloads.iso(time.time_ns())
         ends = [
@@ -352,7 +361,7 @@ def _checked(content: Any) -> Payload:
     """Return *content* if it can be a message."""
     payload = dict(content)
     # All of them become topic levels.
-    if not all(is_name(payload[key]) for key in ("event", "rule", "pipeline")):
+    if not all(is_name(payload[key]) for key in ("event", "rule", "pipeline", "device")):
         raise ValueError("no event")
     if payload["state"] not in _STATES or type(payload.get("seconds", 0.0)) is not float:
         raise ValueError("no event")

@@ -22,7 +22,14 @@ from edge_agent.rules.journal import Journal
 from edge_agent.rules.totals import TotalsFile
 from edge_agent.runtime.pipelines.device_mode import DeviceMode
 
-EVENT = {"event": "a-1", "rule": "r", "pipeline": "p", "state": "begin", "seconds": 1.5}
+EVENT = {
+    "device": "box",
+    "event": "a-1",
+    "rule": "r",
+    "pipeline": "p",
+    "state": "begin",
+    "seconds": 1.5,
+}
 CONTENTS: dict[str, tuple[Any, Callable[[Path], object]]] = {
     "counts.json": (
         {
@@ -36,7 +43,7 @@ CONTENTS: dict[str, tuple[Any, Callable[[Path], object]]] = {
     ),
     "events.json": (
         {"fresh": [{**EVENT, "state": "end"}], "open": [EVENT]},
-        lambda path: Journal(path).left(),
+        lambda path: Journal(path, "box").left(),
     ),
     "deployments.json": (
         {"m": {"version": "3", "outcome": "live", "why": None}},

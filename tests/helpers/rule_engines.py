@@ -166,14 +166,14 @@ class Stage:
 
 def make_dispatcher(client: Client, settings: Settings) -> EventDispatcher:
     """Make the dispatcher of an agent that publishes by a client."""
-    topics = Topics("edge", "box")
+    topics = Topics("edge", settings.device_id)
     sinks = Sinks(MqttSink(client, Identity("box", "session", topics, Timeline())))
     return EventDispatcher(sinks, client, topics, "session", lambda: settings, lambda _time: True)
 
 
-def dispatcher_without_broker(state: Path, **keys: Any) -> EventDispatcher:
+def dispatcher_without_broker(state: Path, device: str = "box", **keys: Any) -> EventDispatcher:
     """Make the dispatcher of an agent with these settings whose broker is away."""
-    settings = Settings(device_id="box", state_dir=str(state), **keys)
+    settings = Settings(device_id=device, state_dir=str(state), **keys)
     client = Client(
         Broker(),
         "edge-agent-box",

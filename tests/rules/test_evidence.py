@@ -73,6 +73,19 @@ def test_where_no_thread_is_allowed_pictures_are_kept_and_the_oldest_go_later(
     assert len(files(tmp_path)) <= 5
 
 
+def test_where_the_clock_was_set_back_what_is_new_stays(tmp_path: Path) -> None:
+    """Without a battery it is the past again at each start: each new picture went at once."""
+    evidence = Evidence(tmp_path)
+    for number in range(5):
+        evidence.keep("p", f"before-{number}", PICTURE, 10)
+        later = time.time() + 1e6 + number
+        os.utime(tmp_path / "p" / f"before-{number}.jpg", (later, later))
+    for number in range(3):
+        evidence.keep("p", f"e-{number}", PICTURE, 10)
+    evidence.prune(1)
+    assert files(tmp_path) == ["before-3.jpg", "before-4.jpg", *(f"e-{n}.jpg" for n in range(3))]
+
+
 def test_where_no_thread_is_allowed_a_clip_is_not_kept_and_that_is_said(tmp_path: Path) -> None:
     """The agent ended at the first event."""
     clips = clips_of_a_pipeline(tmp_path)

@@ -64,12 +64,12 @@ def done_at_start(
 
 def test_what_was_left_is_kept_through_runs_that_meet_no_broker(tmp_path: Path) -> None:
     """Killed while the broker is away, then stopped before it is back: begin and end are there."""
-    Journal(tmp_path / "events.json").add([(begun(), 1)])
+    Journal(tmp_path / "events.json", "box").add([(begun(), 1)])
     for _ in range(3):
         dispatcher = dispatcher_without_broker(tmp_path)
         dispatcher.close()
         dispatcher.run()
-    left = [each for kind in Journal(tmp_path / "events.json").left() for each in kind]
+    left = [each for kind in Journal(tmp_path / "events.json", "box").left() for each in kind]
     assert [each["state"] for each in left] == ["begin", "end"]
     assert left[1]["why"] == "stopped"
 
@@ -78,8 +78,8 @@ def test_how_long_an_event_has_lasted_does_not_go_by_a_clock_that_is_set_meanwhi
     tmp_path: Path,
 ) -> None:
     """It began before the clock of a box without a battery was set, and the power went after."""
-    Journal(tmp_path / "events.json").add([(begun(began="1970-01-01T00:00:09.000Z"), 0)])
-    _, [end] = Journal(tmp_path / "events.json").left()
+    Journal(tmp_path / "events.json", "box").add([(begun(began="1970-01-01T00:00:09.000Z"), 0)])
+    _, [end] = Journal(tmp_path / "events.json", "box").left()
     assert end["state"] == "end"
     assert 0 <= end["seconds"] < 60
 
@@ -89,7 +89,7 @@ def test_what_a_begin_has_switched_on_is_switched_off_after_a_kill(
     tmp_path: Path, broker: Mosquitto, listen: Callable[..., Listener], again: bool
 ) -> None:
     """The end that the next start publishes is one to its rule's actions, unless it holds again."""
-    Journal(tmp_path / "events.json").add([(begun(), 1)])
+    Journal(tmp_path / "events.json", "box").add([(begun(), 1)])
     off = Action(publish="siren/{pipeline}", payload="OFF", on="end")
     rule = Rule(name="r", when="dwell", do=(off,))
     pipeline = Pipeline(name="p", source="dir:.", model="m", rules=(rule,))
@@ -178,7 +178,7 @@ def test_what_waits_for_the_broker_to_be_switched_off_is_so_after_a_kill(
     for state in ("begin", "end"):
         killed.submit(Event("s-1", "r", "dwell", "p", state, 1, 0, 0, {}, qos, actions=do))
         killed.step()
-    kept = Journal(tmp_path / "events.json")
+    kept = Journal(tmp_path / "events.json", "box")
     kept.left()
     assert [each["on"] for each in kept.due("s-1")] == ["end"]
     heard = listen(broker.port, "#")
@@ -199,20 +199,32 @@ def test_a_post_that_a_stop_cuts_short_is_made_at_the_next_start(tmp_path: Path)
     stopped.close()
     stopped.run()
     posting.join()
-    kept = Journal(tmp_path / "events.json")
+    kept = Journal(tmp_path / "events.json", "box")
     kept.left()
     assert [each["http"] for each in kept.due("s-1")] == [do[0].http]
+
+
+def test_a_cloned_card_ends_no_event_of_the_box_that_it_was_cloned_from(
+    tmp_path: Path, broker: Mosquitto, listen: Callable[..., Listener]
+) -> None:
+    """The siren of an alarm that went on was switched off by the second box."""
+    do = (Action(publish="siren/{rule}", payload="OFF", on="end", qos=1),)
+    first = dispatcher_without_broker(tmp_path, device="first")
+    first.submit(Event("s-1", "r", "dwell", "p", "begin", 1, 0, 0, {}, actions=do))
+    heard = listen(broker.port, "#")
+    assert done_at_start(tmp_path, broker, heard) == []
+    assert "end" not in [each["state"] for each in heard.on("edge/box/event/p")]
 
 
 def test_what_a_power_cut_has_cut_off_takes_no_later_event_with_it(tmp_path: Path) -> None:
     """The half line stays by itself; what is written after it is read again."""
     path = tmp_path / "events.json"
-    Journal(path).add([(begun(), 1)])
+    Journal(path, "box").add([(begun(), 1)])
     appended = tmp_path / "events.log"
     whole = appended.read_bytes()
     appended.write_bytes(whole + whole[: len(whole) // 2])
-    Journal(path).add([(begun(event="session-2"), 1)])
-    fresh, _ = Journal(path).left()
+    Journal(path, "box").add([(begun(event="session-2"), 1)])
+    fresh, _ = Journal(path, "box").left()
     assert [each["event"] for each in fresh] == [begun()["event"], "session-2"]
 
 
@@ -222,7 +234,7 @@ def test_what_a_kill_leaves_between_two_writes_counts_once(tmp_path: Path) -> No
     An event that had ended had been ended once more, and totals had gone back.
     """
     path, appended = tmp_path / "events.json", tmp_path / "events.log"
-    journal = Journal(path)
+    journal = Journal(path, "box")
     journal.add([(begun(), 1)], {"p": {"since": "1", "lines": {}}})
     before = appended.read_bytes()
     [end] = journal.add([(begun(state="end", seconds=1.0), 1)], {"p": {"since": "2", "lines": {}}})
@@ -231,7 +243,7 @@ def test_what_a_kill_leaves_between_two_writes_counts_once(tmp_path: Path) -> No
     journal.close(4.0)
     assert appended.read_bytes() == b""
     appended.write_bytes(before)
-    again = Journal(path)
+    again = Journal(path, "box")
     assert again.totals["p"]["since"] == "2"
     fresh, ends = again.left()
     assert ([each["state"] for each in fresh], ends) == (["begin", "end"], [])
@@ -252,7 +264,7 @@ def test_totals_that_were_reset_stay_so_over_a_kill(tmp_path: Path) -> None:
 
 def test_what_is_not_durable_at_once_is_in_health(tmp_path: Path) -> None:
     """Something is in the file's place, as a file of root's was after a run as root."""
-    journal = Journal(tmp_path / "events.json")
+    journal = Journal(tmp_path / "events.json", "box")
     (tmp_path / "events.log").mkdir()
     journal.add([(begun(), 1)])
     (why,) = journal.problems()
@@ -268,7 +280,7 @@ def test_a_run_as_root_leaves_files_to_the_owner_of_the_state_folder(tmp_path: P
     state = tmp_path / "state"
     state.mkdir()
     os.chown(state, STRANGER, STRANGER)
-    Journal(state / "events.json").add([(begun(), 1)])
+    Journal(state / "events.json", "box").add([(begun(), 1)])
     evidence = Evidence(state / "evidence")
     evidence.keep("p", "s-1", b"jpeg", 10)
     made = [state / "events.log", state / "evidence", state / "evidence" / "p"]
