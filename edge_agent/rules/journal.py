@@ -87,10 +87,10 @@ class Journal:
 
         *device*: the identifier of this device.
         """
-        self._device = device
         self._file = StateFile(path, "events that had begun", MODE)
         self._appended = path.with_suffix(".log")
         self._left = _read(self._file, self._appended)
+        _forget_others(self._left, device, path)
         self.totals: dict[str, Any] = self._left.totals
         """The latest totals of each pipeline."""
         self._fresh: list[Entry] = []
@@ -114,12 +114,7 @@ class Journal:
 
         Both must be published, in this order.
         """
-        fresh, due = self._left.fresh, self._left.due
-        lasting = [each for each in self._left.open.values() if each["device"] == self._device]
-        if others := len(self._left.open) - len(lasting):
-            # Of a card that was cloned: there they go on, and so does what they have switched on.
-            words = "%s: %d events that go on are another device's; they are not ended"
-            log.warning(words, self._file.path, others)
+        fresh, lasting, due = self._left.fresh, self._left.open.values(), self._left.due
         ended = {payload["event"] for payload in fresh if payload["state"] == "end"}
         time_now = payloads.iso(time.time_ns())
         ends = [
@@ -316,6 +311,16 @@ def _read(file: StateFile, appended: Path) -> _Left:
             if qos or (payload["state"] == "end" and payload["event"] in left.due):
                 left.fresh.append(payload)
     return left
+
+
+def _forget_others(left: _Left, device: str, path: Path) -> None:
+    """Leave ongoing events to the box from which this card was cloned: there they go on."""
+    others = [name for name, payload in left.open.items() if payload["device"] != device]
+    for name in others:
+        del left.open[name]
+    if others:
+        words = "%s: %d events that go on are another device's; they are not ended"
+        log.warning(words, path, len(others))
 
 
 def _lines(path: Path) -> Iterator[tuple[int, list[tuple[Payload, int]], dict[str, Any], Due]]:
