@@ -51,6 +51,9 @@ UNACKNOWLEDGED = (
 )
 SYNC_SECONDS = 3.0
 """Time after which writes to the spool also survive a power cut."""
+STATUS_SECONDS = 60.0
+"""Interval at which the status is said again: a node that had hung may publish the will of an
+earlier connection, and its bridges carry that on."""
 OFFLINE_SECONDS = 2.0
 """Time to wait for the acknowledgment of the last status when a connection ends."""
 
@@ -411,7 +414,8 @@ class Client:
             self._problem = None
             # Subscribed before "online" is published: its readers may send requests at once.
             self._subscribe(connection)
-            self._outbox.connected(connection, (self._status_topic, self._status("online", reason)))
+            status = self._status("online", reason)
+            self._outbox.connected(connection, (self._status_topic, status))
             self._lock.notify_all()
         version = "5" if connection.protocol == 5 else "3.1.1"
         log.info("connected to %s, MQTT %s", connection.node.address, version, extra=self._answer())
@@ -420,7 +424,7 @@ class Client:
             for limit in self._abilities.limits():
                 log.warning("broker: %s", limit)
         inflight = self._outbox.inflight
-        pause = BARRIER_SECONDS
+        pause, said = BARRIER_SECONDS, time.monotonic()
         while not connection.gone.wait(pause):
             if self._closing.is_set():
                 return
@@ -437,6 +441,9 @@ class Client:
                     self._spool_writer.tick(adopt=spooled)
                 self._outbox.request_barrier()
                 self._check_acknowledgments(connection, pause)
+                if time.monotonic() - said > STATUS_SECONDS:
+                    said = time.monotonic()
+                    connection.publish(self._status_topic, status, 0, retain=True)
                 if self._subscribing.passed(connection, pause):
                     log.warning("broker: %s", self._subscribing.problem)
             pause = REPLAY_SECONDS if inflight.has_waiting else BARRIER_SECONDS

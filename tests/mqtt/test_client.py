@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from edge_agent.mqtt import client
 from edge_agent.mqtt.client import Channel, Message
 from edge_agent.mqtt.message import CREDIT
 from edge_agent.mqtt.outbox import HELD, OUTSTANDING
@@ -328,6 +329,27 @@ def test_state_is_said_again_at_every_connection(
     assert said[0][0] == "status"
     assert json.loads(said[0][1]) == {"state": "online", "reason": "reconnected"}
     assert said[1:] == [("source/a", b"lost"), ("source/b", b""), ("source/c", b"running")]
+
+
+def test_a_late_will_does_not_stand(
+    broker: Mosquitto,
+    listen: Listeners,
+    relayed: RelayedClient,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A node that had hung published that of an earlier connection, and its bridge carried it on."""
+    monkeypatch.setattr(client, "STATUS_SECONDS", 0.1)
+    relayed.start()
+    relayed.up()
+    listener = listen(broker.port)
+    will = b'{"state": "offline", "reason": "lost"}'
+    listener.publish(STATUS, will, retain=True)
+    listener.wait_for(lambda h: any(each.payload == will for each in h), "the will")
+    after = len(listener.heard)
+    listener.wait_for(
+        lambda h: any(each.json["state"] == "online" for each in h[after:] if each.topic == STATUS),
+        "the status again",
+    )
 
 
 def test_what_the_broker_does_not_take_is_not_sent(tmp_path: Path, listen: Listeners) -> None:
