@@ -275,7 +275,7 @@ class Overrides:
             return self._laid(self._known_lower(), self._configured)
 
     def keep(self, patch: Patch) -> None:
-        """Store an applied patch, and drop the values that `set` has kept for its keys.
+        """Store an applied patch, and drop the values that `set` had kept for its keys before.
 
         The record of its probation is marked as kept until the outcome has been reported.
         """
@@ -285,8 +285,13 @@ class Overrides:
             base = self._file_settings or self._known_lower()
             kept, changes = self._kept, self._changes
             self._kept = without_effect(overlaid(kept, patch.changes), base)
+            # What has been kept since the patch is hidden no more, and holds: it came later.
+            before = {
+                name: keys & self._hidden.get(name, frozenset())
+                for name, keys in patch.touched.items()
+            }
             self._changes = {
-                name: {k: v for k, v in change.items() if k not in patch.touched.get(name, ())}
+                name: {k: v for k, v in change.items() if k not in before.get(name, ())}
                 for name, change in changes.items()
             }
             noted = self._probation

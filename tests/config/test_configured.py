@@ -195,6 +195,23 @@ def test_of_set_and_configure_the_later_one_holds(tmp_path: Path) -> None:
     assert path.stat().st_mode & 0o077 == 0, "it may hold what the settings hold"
 
 
+def test_what_set_keeps_amid_the_probation_of_a_patch_holds_after_it(tmp_path: Path) -> None:
+    """It held until the restart alone, and nothing said so: a privacy mask was gone."""
+    path = tmp_path / "overrides.json"
+    mask = ((0.0, 0.0), (1.0, 0.0), (1.0, 1.0))
+    overrides = Overrides(path)
+    overrides.lay_over(BOTH)
+    overrides.persist("door", {"threshold": 0.8, "rate": 7.0})
+    patch = patch_of(threshold=0.5, rate=2, masks=[])
+    laid, _ = overrides.configure(patch)
+    for name in ("set_until_restart", "persist"):
+        getattr(overrides, name)("door", {"rate": 9.0, "masks": (mask,)})
+    assert overrides.applied(laid.pipelines[0]).rate == 9.0
+    overrides.keep(patch)
+    for door in (overrides.applied(overrides.lay_over(BOTH).pipelines[0]), read(path)[1]):
+        assert (door.rate, door.masks, door.threshold) == (9.0, (mask,), 0.5)
+
+
 def test_an_edited_file_wins_over_what_was_not_kept(tmp_path: Path) -> None:
     """Key by key; what was kept stays, until it is what the file has anyway."""
     overrides = Overrides(tmp_path / "overrides.json")
