@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import json
+import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from edge_agent.config.settings import Pipeline
 from edge_agent.core.errors import ModelError
-from edge_agent.core.types import Anomaly, Classes, Outcome, Timing
-from edge_agent.models.manifest import OutputSpec, parse
+from edge_agent.core.types import Anomaly, Classes, Outcome, Sample, Timing
+from edge_agent.inference.engines.engine import EngineChoice
+from edge_agent.inference.model import Model, load_model
+from edge_agent.models.manifest import OutputSpec, load, parse
+from edge_agent.runtime.pipelines.frame_path import FramePath
 from edge_agent.runtime.pipelines.learned import KEPT, Decisions, LearnedValues
+from tests.helpers.small_models import loudness
 
 
 def outcome(findings: Any, model: str = "m@1") -> Outcome:
@@ -188,3 +196,60 @@ def test_another_source_learns_anew(tmp_path: Path) -> None:
     )
     older = LearnedValues(tmp_path).thresholds
     assert Decisions("p", older, "mqtt:pump/1").learned("m@1", LEARNS) == 7, "not told"
+
+
+def test_another_view_or_other_files_of_a_version_learn_anew(tmp_path: Path) -> None:
+    """After `roi` or `masks` had changed, or under a number used again, all or nothing was odd."""
+    (tmp_path / "thresholds.json").write_text(
+        '{"p": {"model": "m@1", "rule": "p90/10", "threshold": 7}}'
+    )
+    kept = LearnedValues(tmp_path).thresholds
+    decisions = Decisions("p", kept, "rtsp://cam", "left")
+    assert judge(decisions, LEARNS, 5, content="a")[0].threshold == 7, "of an earlier release"
+    again = LearnedValues(tmp_path).thresholds
+    for source, view, content, known in (
+        ("rtsp://cam", "left", "a", 7),
+        ("rtsp://cam", "right", "a", None),
+        ("rtsp://cam", "left", "b", None),
+        ("rtsp://other", "left", "a", None),
+    ):
+        other = Decisions("p", again, source, view)
+        assert other.learned("m@1", LEARNS, content) == known
+    assert judge(decisions, LEARNS, 5, content="b")[0].learning == 0.1
+    decisions.look_at("right")
+    judge(decisions, LEARNS, *range(1, 11), content="a")
+    assert [judge(decisions, LEARNS, 5, content=each)[0].threshold for each in "ab"] == [9, None]
+
+
+def test_a_pipeline_learns_of_its_masks_and_of_the_files_that_are_there(tmp_path: Path) -> None:
+    """A live change of `masks`; a version that was deleted, and pushed again with other files."""
+    folder, learned = tmp_path / "loud", LearnedValues(tmp_path)
+    settings = Pipeline(name="p", source="csv:x", model="loud")
+    path = FramePath(settings, None, learned)
+
+    def model(**more: Any) -> Model:
+        shutil.rmtree(folder, ignore_errors=True)
+        loudness(folder, 1, threshold="p90", learn=2, **more)
+        return load_model(load(folder), [EngineChoice("onnxruntime")], "signal")
+
+    def thresholds(loud: Model, *levels: float) -> list[float | None]:
+        found = []
+        for level in levels:
+            data = np.array([[level]], np.float32)
+            made = path.infer(loud, Sample(data, 0, 0, 0.0, picture=False)).findings
+            assert isinstance(made, Anomaly)
+            found.append(made.threshold)
+        return found
+
+    first = model()
+    assert thresholds(first, 1, 2, 3) == [None, 2, 2]
+    masked = replace(settings, masks=(((0.0, 0.0), (1.0, 0.0), (1.0, 1.0)),))
+    path.apply(masked, None)
+    assert path.lowest(first) is None
+    assert thresholds(first, 5, 6, 3) == [None, 6, 6]
+    second = model(label_above="loud")
+    assert second.id == first.id
+    assert path.lowest(second) is None
+    assert thresholds(second, 8, 9, 3) == [None, 9, 9]
+    path = FramePath(masked, None, LearnedValues(tmp_path))
+    assert path.lowest(second) == 9, "kept over a restart"

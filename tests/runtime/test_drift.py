@@ -132,3 +132,23 @@ def test_a_damaged_file_is_learned_anew(tmp_path: Path) -> None:
     drift = made(LearnedValues(tmp_path))
     Source().give(drift, model(tmp_path), 17)
     assert report(drift)["learning"] == 0.05
+
+
+def test_other_masks_or_files_begin_anew(tmp_path: Path) -> None:
+    """What is black is no drift, and a version may be pushed again with other files."""
+    kept, source = LearnedValues(tmp_path), Source()
+    loud = model(tmp_path)
+
+    def drift(content: str) -> Drift:
+        return Drift("p", kept.usual, "csv:x", None, lambda _model: content)
+
+    first = drift("a")
+    source.give(first, loud, 1 + LEARN)
+    assert "learning" not in report(first)
+    first.look_at("[]")
+    source.give(first, loud, 160)
+    assert report(first)["learning"] == 0.5
+    for content, known in (("a", True), ("b", False)):
+        again = drift(content)
+        source.give(again, loud, 161)
+        assert ("learning" not in report(again)) == known

@@ -8,6 +8,7 @@ at a time. With each result only a few values are copied; the rest is done for m
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ...core.types import Array, Findings, Sample
@@ -15,6 +16,7 @@ from ...inference.model import Model
 from ...inference.preprocess.placement import Region, cut
 from ...models.decoders import SCORED
 from ...models.drift import Usual
+from .learned import about, digest
 
 if TYPE_CHECKING:
     from ...inference.drift import Histogram, Learner
@@ -30,11 +32,17 @@ class Drift:
     """The drift of one pipeline. Any thread may read `report` and `indices`."""
 
     def __init__(
-        self, pipeline: str, learned: Learned[Usual] | None, source: str, region: Region | None
+        self,
+        pipeline: str,
+        learned: Learned[Usual] | None,
+        source: str,
+        region: Region | None,
+        content: Callable[[Model], str] = lambda _model: "",
     ) -> None:
         """Set up; *learned* None: learned values are not kept, *region* None: the whole picture.
 
-        Values learned from another *source* are not used.
+        Values learned from another *source*, or of other files of a model (*content* returns their
+        digest), are not used.
         """
         self.indices: dict[str, float] = {}
         """Drift by channel and of the score, replaced as a whole; empty: not known yet."""
@@ -42,6 +50,9 @@ class Drift:
         self._learned = learned
         self._source = source
         self._region = region
+        self._masks = ""
+        """The areas of its pictures that are black; empty: none."""
+        self._content = content
         self._model: str | None = None
         self._limit = 0.0
         self._values: list[Array] = []
@@ -55,6 +66,12 @@ class Drift:
         self._seen = 0
         """Number of results in the histograms."""
         self._learn = 1
+
+    def look_at(self, masks: str) -> None:
+        """Follow pictures with other masks, of which it is learned anew what is usual."""
+        if masks != self._masks:
+            self._masks = masks
+            self._model = self._model and ""  # begins anew with the next result
 
     def follow(self, model: Model, sample: Sample, found: Findings, limit: float) -> None:
         """Add a result before any decision over several windows; *limit* is the lowest score."""
@@ -139,7 +156,8 @@ class Drift:
         self._against = "learned"
         known = None
         if self._learned is not None:
-            known = self._learned.get(self._pipeline, model.id, self._rule)
+            depends = about(content=self._content(model))
+            known = self._learned.get(self._pipeline, model.id, self._rule, depends)
         if known is not None and tuple(known.inputs) == names:
             self._use(known)
             return
@@ -151,10 +169,8 @@ class Drift:
 
     @property
     def _rule(self) -> str:
-        import hashlib
-
-        about = hashlib.sha256(f"{self._source} {self._region}".encode()).hexdigest()[:16]
-        return f"{about}/{self._learn}"
+        masks = f" {self._masks}" if self._masks else ""
+        return f"{digest(f'{self._source} {self._region}{masks}')}/{self._learn}"
 
     def _use(self, usual: Usual) -> None:
         from ...inference.drift import Histogram
@@ -173,7 +189,8 @@ class Drift:
         self._use(usual)
         log.info("%s: has learned what is usual of %s", self._pipeline, model.id)
         if self._learned is not None:
-            self._learned.put(self._pipeline, model.id, self._rule, usual)
+            depends = about(content=self._content(model))
+            self._learned.put(self._pipeline, model.id, self._rule, usual, depends)
 
     def _compare(self) -> None:
         import numpy as np

@@ -57,12 +57,21 @@ class FramePath:
         if any(settings.roi):
             x1, y1, x2, y2 = settings.roi
             self.region = (x1, y1, x2, y2)
+        self._learned = learned
         self.drift = Drift(
-            settings.name, learned.usual if learned else None, settings.source, self.region
+            settings.name,
+            learned.usual if learned else None,
+            settings.source,
+            self.region,
+            self._content,
         )
+        self.drift.look_at(_masks(settings))
         self._filter = Filter(settings)
         self._decisions = Decisions(
-            settings.name, learned.thresholds if learned else None, settings.source
+            settings.name,
+            learned.thresholds if learned else None,
+            settings.source,
+            _view(settings),
         )
         self._state = State()
         """State of a stateful model between the windows of this pipeline."""
@@ -71,7 +80,13 @@ class FramePath:
         """Use other settings from the next frame on."""
         self.threshold = settings.threshold
         self._filter = Filter(settings)
+        self._decisions.look_at(_view(settings))
+        self.drift.look_at(_masks(settings))
         self.stage = stage
+
+    def _content(self, model: Model) -> str:
+        """Return the digest of a model's files, of which something is learned."""
+        return "" if self._learned is None else self._learned.content(model)
 
     def limit(self, model: Model) -> float:
         """Return the lowest score of a result whose label has no separate threshold."""
@@ -83,7 +98,7 @@ class FramePath:
         if model.manifest.task in WITHOUT_THRESHOLD:
             return None
         if self.threshold is None and isinstance(spec.threshold, str):
-            learned = self._decisions.learned(model.id, spec)
+            learned = self._decisions.learned(model.id, spec, self._content(model))
             return None if learned is None else significant(learned)
         return self.limit(model)
 
@@ -127,8 +142,14 @@ class FramePath:
 
     def decide(self, model: Model, sample: Sample, outcome: Outcome) -> Outcome:
         """Return the outcome to report: smoothed, with the learned threshold applied."""
+        spec = model.manifest.output
+        learns = isinstance(spec.threshold, str) and self.threshold is None
         outcome = self._decisions.decide(
-            outcome, model.manifest.output, follows=sample.follows, override=self.threshold
+            outcome,
+            spec,
+            follows=sample.follows,
+            override=self.threshold,
+            content=self._content(model) if learns else "",
         )
         if self.stage is None:
             return outcome
@@ -144,6 +165,17 @@ class FramePath:
         if self._least is None:
             return outcome
         return replace(outcome, findings=outcome.findings.above(self.limit(model)))
+
+
+def _view(settings: PipelineSettings) -> str:
+    """Return what part of its pictures a pipeline's models see."""
+    return f"{[*map(float, settings.roi)]} {_masks(settings)}"
+
+
+def _masks(settings: PipelineSettings) -> str:
+    """Return its masks as a text, the same for 0 and 0.0; empty: it has none."""
+    masks = [[(float(x), float(y)) for x, y in area] for area in settings.masks]
+    return str(masks) if masks else ""
 
 
 class Filter:

@@ -9,17 +9,22 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from math import ceil, isfinite
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from weakref import WeakKeyDictionary
 
 from ...core.callbacks import Callbacks
+from ...core.errors import ModelError
 from ...core.state_file import StateFile
 from ...core.types import Anomaly, Classes, Findings, Outcome
 from ...models import drift
 from ...models.manifest import OutputSpec
+
+if TYPE_CHECKING:
+    from ...inference.model import Model
 
 T = TypeVar("T")
 
@@ -48,31 +53,45 @@ class Learned(Generic[T]):
         """Called after a value was learned, by the thread that learned it."""
         self._lock = threading.Lock()
 
-    def get(self, pipeline: str, model: str, rule: str, source: str = "") -> T | None:
+    def get(
+        self, pipeline: str, model: str, rule: str, about: Mapping[str, str] | None = None
+    ) -> T | None:
         """Return the value that a pipeline has learned for a version by a rule, or None.
 
-        With *source*, not what is known to be learned from another one.
+        Not what is known to be learned of something else than *about*; see `about`.
         """
-        about = _digest(source)
+        about = about or {}
+        wanted = {"model": model, "rule": rule, **about}
         with self._lock:
-            known = [e for e in self._read().get(pipeline, []) if e.get("source", about) == about]
-        wanted = (e for e in known if (e["model"], e["rule"]) == (model, rule))
-        entry = next(wanted, None)
-        return None if entry is None else self._to_value(entry[self._key])
+            for entry in self._read().get(pipeline, []):
+                if all(entry.get(key, value) == value for key, value in wanted.items()):
+                    if not entry.keys() >= about.keys():
+                        # An earlier release has not said it; from now on it is known.
+                        entry.update(about)
+                        self._save()
+                    return self._to_value(entry[self._key])
+        return None
 
-    def put(self, pipeline: str, model: str, rule: str, value: T, source: str = "") -> None:
+    def put(
+        self,
+        pipeline: str,
+        model: str,
+        rule: str,
+        value: T,
+        about: Mapping[str, str] | None = None,
+    ) -> None:
         """Store a value over restarts."""
         with self._lock:
             known = self._read()
-            entry = {"model": model, "rule": rule, self._key: self._to_json(value)}
-            if source:
-                entry["source"] = _digest(source)
+            entry = {"model": model, "rule": rule, self._key: self._to_json(value), **(about or {})}
             others = [each for each in known.get(pipeline, []) if each["model"] != model]
             known[pipeline] = [entry, *others][:KEPT]
-            self._file.save(
-                {name: {**first, "before": rest} for name, (first, *rest) in known.items()}
-            )
+            self._save()
         self.on_put()
+
+    def _save(self) -> None:
+        known = self._read().items()
+        self._file.save({name: {**first, "before": rest} for name, (first, *rest) in known})
 
     def _read(self) -> dict[str, list[dict[str, Any]]]:
         if self._known is None:
@@ -92,11 +111,21 @@ class Learned(Generic[T]):
         return found
 
 
-def _digest(source: str) -> str:
-    """Return what stands for a source, whose text may hold a password."""
+def about(source: str = "", view: str = "", content: str = "") -> dict[str, str]:
+    """Return what a learned value depends on beside version and rule, as far as it is known.
+
+    *view* is the part of a picture that the model sees, *content* the digest of its files: a
+    version may be deleted, and pushed again with others.
+    """
+    known = {"source": digest(source), "view": digest(view), "content": content[:16]}
+    return {key: value for key, value in known.items() if value}
+
+
+def digest(text: str) -> str:
+    """Return what stands for a text, such as a source, which may hold a password."""
     import hashlib  # not needed for the first result
 
-    return source and hashlib.sha256(source.encode()).hexdigest()[:16]
+    return text and hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 class LearnedValues:
@@ -104,6 +133,8 @@ class LearnedValues:
 
     def __init__(self, folder: Path) -> None:
         """Store the values in this folder."""
+        self._folder = folder
+        self._contents: WeakKeyDictionary[Model, str] = WeakKeyDictionary()
         self.thresholds: Learned[float] = Learned(
             StateFile(folder / "thresholds.json", "learned thresholds"), "threshold", _number, float
         )
@@ -113,6 +144,19 @@ class LearnedValues:
             drift.parse,
             drift.content,
         )
+
+    def content(self, model: Model) -> str:
+        """Return a digest of a model's files; empty if they cannot be read."""
+        found = self._contents.get(model)
+        if found is None:
+            from ...inference.prepared.digests import model_digest
+
+            try:
+                found = model_digest(self._folder, model.folder.path)
+            except ModelError:  # whoever loads it next says so
+                found = ""
+            self._contents[model] = found
+        return found
 
 
 def _number(content: Any) -> float:
@@ -130,6 +174,7 @@ class _Memory:
     """State for one model version."""
 
     model: str
+    about: Mapping[str, str]
     threshold: float | None = None
     scores: list[float] = field(default_factory=list)
 
@@ -137,57 +182,76 @@ class _Memory:
 class Decisions:
     """The decisions of one pipeline."""
 
-    def __init__(self, pipeline: str, learned: Learned[float] | None, source: str = "") -> None:
+    def __init__(
+        self, pipeline: str, learned: Learned[float] | None, source: str = "", view: str = ""
+    ) -> None:
         """Begin; *learned* None: learned values are not kept.
 
-        Of another *source* (another machine) a threshold is learned anew.
+        Of another *source* (another machine) or *view* a threshold is learned anew.
         """
         self._pipeline = pipeline
         self._source = source
+        self._view = view
         self._learned = learned
-        self._memories: dict[str, _Memory] = {}
-        """Of each version; those of a split take turns."""
+        self._memories: dict[tuple[str, str], _Memory] = {}
+        """Of each version and its content; those of a split take turns."""
         self._recent: deque[str | None] = deque()
         """What the last windows had, whichever version found it."""
 
+    def look_at(self, view: str) -> None:
+        """Judge another part of the pictures, of which a threshold is learned anew."""
+        if view != self._view:
+            self._view, self._memories = view, {}
+
     def decide(
-        self, outcome: Outcome, spec: OutputSpec, *, follows: bool, override: float | None
+        self,
+        outcome: Outcome,
+        spec: OutputSpec,
+        *,
+        follows: bool,
+        override: float | None,
+        content: str = "",
     ) -> Outcome:
         """Return the outcome as it will be reported.
 
         *follows*: nothing is missing since the previous window. *override*: the threshold of the
-        settings, which has priority.
+        settings, which has priority. *content*: of the model's files, see `about`.
         """
         if spec.smooth is None and not isinstance(spec.threshold, str):
             return outcome
-        memory = self._memories.get(outcome.model)
-        if memory is None:
-            memory = _Memory(outcome.model)
-            self._memories = {**self._memories, outcome.model: memory}
-            while len(self._memories) > KEPT:
-                del self._memories[next(iter(self._memories))]
-            if isinstance(spec.threshold, str) and self._learned is not None:
-                memory.threshold = self.learned(outcome.model, spec)
-                if memory.threshold is None:
-                    words = "%s: learns the threshold of %s as %s of %d windows"
-                    log.info(words, self._pipeline, outcome.model, spec.threshold, spec.learn)
         if not follows:
             self._recent.clear()
         found: Findings = outcome.findings
         if isinstance(found, Anomaly) and isinstance(spec.threshold, str) and override is None:
-            found = self._judged(found, spec, memory)
+            found = self._judged(found, spec, self._memory(outcome.model, spec, content))
         if spec.smooth is not None:
             found = _smoothed(found, spec.smooth, self._recent)
         return replace(outcome, findings=found)
 
-    def learned(self, model: str, spec: OutputSpec) -> float | None:
+    def _memory(self, model: str, spec: OutputSpec, content: str) -> _Memory:
+        memory = self._memories.get((model, content))
+        if memory is None:
+            memory = _Memory(model, about(self._source, self._view, content))
+            if self._learned is not None:
+                memory.threshold = self.learned(model, spec, content)
+                if memory.threshold is None:
+                    words = "%s: learns the threshold of %s as %s of %d windows"
+                    log.info(words, self._pipeline, model, spec.threshold, spec.learn)
+            memories = {**self._memories, (model, content): memory}
+            while len(memories) > KEPT:
+                del memories[next(iter(memories))]
+            self._memories = memories
+        return memory
+
+    def learned(self, model: str, spec: OutputSpec, content: str = "") -> float | None:
         """Return the learned threshold for a version, from this run or earlier; None: not yet."""
-        memory = self._memories.get(model)
+        memory = self._memories.get((model, content))
         if memory is not None and memory.threshold is not None:
             return memory.threshold
         if self._learned is None:
             return None
-        return self._learned.get(self._pipeline, model, _rule(spec), self._source)
+        depends = about(self._source, self._view, content)
+        return self._learned.get(self._pipeline, model, _rule(spec), depends)
 
     def _judged(self, found: Anomaly, spec: OutputSpec, memory: _Memory) -> Anomaly:
         """Apply the learned threshold to a score, or learn from it."""
@@ -202,7 +266,7 @@ class Decisions:
             log.info(words, self._pipeline, memory.model, memory.threshold)
             if self._learned is not None:
                 self._learned.put(
-                    self._pipeline, memory.model, _rule(spec), memory.threshold, self._source
+                    self._pipeline, memory.model, _rule(spec), memory.threshold, memory.about
                 )
         return replace(found, threshold=memory.threshold)
 
