@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from statistics import median
 
 import numpy as np
@@ -127,6 +128,34 @@ class Continuity:
             at=self._at,
         )
 
+    def pieces(self, rows: Rows) -> list[Reading]:
+        """Return the rows to pass on as `judge` does, cut where their own times have a gap.
+
+        Raises:
+            SampleError: their times are impossible.
+        """
+        limit, reading = self._limit(0.0), self.judge(rows)
+        if reading is None:
+            return []
+        times = reading.times
+        if times is None or limit is None or rows.times is None or len(rows.times) == 1:
+            return [reading]
+        cuts = np.flatnonzero(np.diff(times) > limit * 1e9) + 1
+        self.counts.gaps += len(cuts)
+        made = []
+        for begin, end in pairwise([0, *cuts.tolist(), len(times)]):
+            last = int(times[end - 1])
+            piece = replace(
+                reading,
+                data=reading.data[begin:end],
+                times=times[begin:end],
+                time_ns=last,
+                at=self._at - (reading.time_ns - last) / 1e9,
+                gap=reading.gap or begin > 0,
+            )
+            made.append(piece)
+        return made
+
     def _moment(self, rows: Rows, last: int) -> float:
         """Return when the last row was measured; *last* is its time, ns.
 
@@ -241,12 +270,16 @@ class Continuity:
         often, usual = steps[int(0.9 * (len(steps) - 1))], median(steps)
         return steps[-1] if often > IRREGULAR * usual else usual
 
+    def _limit(self, least: float) -> float | None:
+        """Return the longest silence that is no gap, at least *least* seconds; None: not known."""
+        if self._gap_s is not None or len(self._steps) < LEARNED:
+            return self._gap_s
+        return max(USUAL * self._usual_step, least)
+
     def _too_long(self, passed: float, count: int, least: float) -> bool:
         """Whether *passed*, the seconds until the last of *count* new rows, includes a gap."""
         silence = passed - (count - 1) * self._usual_row
-        limit = self._gap_s
-        if limit is None and len(self._steps) >= LEARNED:
-            limit = max(USUAL * self._usual_step, least)
+        limit = self._limit(least)
         gap = limit is not None and silence > limit
         if not gap:
             self._steps.append(passed)

@@ -48,13 +48,10 @@ class Signal:
             try:
                 if isinstance(item, SampleError):
                     raise item
-                reading = self.continuity.judge(item)
+                found += self.continuity.pieces(item)
             except SampleError as problem:
                 self.continuity.counts.refused += 1
                 found.append(SampleError(f"{self._name}: {problem}"))
-            else:
-                if reading is not None:
-                    found.append(reading)
         return found
 
     def close(self) -> None:

@@ -337,7 +337,7 @@ def test_a_late_will_does_not_stand(
     relayed: RelayedClient,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A node that had hung published that of an earlier connection, and its bridge carried it on."""
+    """A node that had hung published that of an earlier connection, and its bridge took it on."""
     monkeypatch.setattr(client, "STATUS_SECONDS", 0.1)
     relayed.start()
     relayed.up()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import count
 from typing import Any
 
@@ -62,26 +62,31 @@ class Sensor:
         self._open()
 
     def say(
-        self, values: Sequence[float], first: float | None, *, arrives: float, step: float = 1.0
+        self,
+        values: Sequence[float],
+        first: float | None,
+        *,
+        arrives: float,
+        silence: Mapping[int, float] | None = None,
     ) -> None:
-        """Send rows in one message; *first* is the sender's time of the first; None: it says none.
+        """Send rows in one message, a second apart.
 
-        *arrives*: when, monotonic seconds.
+        *first* is the sender's time of the first; None: it says none. *silence*: further seconds
+        before some of them, by number. *arrives*: when, monotonic seconds.
         """
         times = None
         if first is not None:
-            seconds = self.start + first + np.arange(len(values)) * step
+            steps = [(silence or {}).get(number, 0.0) for number in range(len(values))]
+            seconds = self.start + first + np.arange(len(values)) + np.cumsum(steps)
             times = np.rint(seconds * 1e3).astype(np.int64) * 10**6
         rows = np.array(values, np.float32)[:, None]
         wall = round((self.start + 9_000) * 1e9)
-        found = self._continuity.judge(Rows(rows, wall, arrives, ("a",), times))
-        if found is None:
-            return
-        if found.gap:
-            self._cut.reset()
-        for window in self._cut.push(found):
-            outcome = Outcome("m@1", "", Values({"a": float(window.data[0])}), Timing(0, 0, 0))
-            self._engine.process(window.sample(next(self._seq)), outcome, None)
+        for found in self._continuity.pieces(Rows(rows, wall, arrives, ("a",), times)):
+            if found.gap:
+                self._cut.reset()
+            for window in self._cut.push(found):
+                outcome = Outcome("m@1", "", Values({"a": float(window.data[0])}), Timing(0, 0, 0))
+                self._engine.process(window.sample(next(self._seq)), outcome, None)
 
     @property
     def told(self) -> Told:
@@ -167,3 +172,16 @@ def test_nothing_fires_over_a_gap(windower: type[Windower]) -> None:
     for second in range(112, 117):
         long.say([9], None, arrives=second)
     assert [state for state, *_ in long.told] == ["begin"]
+
+
+@pytest.mark.parametrize("windower", WINDOWERS)
+@pytest.mark.parametrize("gap_s", [3.0, None])
+def test_a_gap_within_a_message_is_one(windower: type[Windower], gap_s: float | None) -> None:
+    """Rows that a sensor had gathered before and after it was away went on over that."""
+    sensor = Sensor(windower, gap_s=gap_s, for_s=6)
+    for message in range(5):  # from which the usual interval is known
+        sensor.say([1, 1], 2 * message, arrives=100 + 2 * message)
+    sensor.say([9, 9, 9, 1, 9, 9], 10, arrives=140, silence={1: 2.0, 2: 20.0, 4: 20.0})
+    assert sensor.told == []
+    sensor.say([9] * 6, 58, arrives=146)
+    assert [(state, at) for state, at, _ in sensor.told] == [("begin", 62)]
