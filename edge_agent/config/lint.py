@@ -76,6 +76,11 @@ def _lint_stages(
         aimless = second is not None and second.manifest.task in WITHOUT_THRESHOLD
         if second is not None and aimless and stage.threshold is not None:
             yield _without(f"{subject}.threshold", second)
+        if second is not None and second.manifest.output.smooth is not None:
+            yield (
+                f"{subject}: output.smooth of {second.manifest.id} has no effect: what it looks at "
+                "is another object from frame to frame; rules have `frames`"
+            )
         if firsts:
             yield from (f"{subject}{line}" for line in _idle(stage, firsts))
         below = () if second is None else (second,)

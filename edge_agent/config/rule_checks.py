@@ -278,11 +278,7 @@ def _labels(
     firsts: Sequence[ModelFolder], seconds: Sequence[ModelFolder | None]
 ) -> frozenset[str] | None:
     """Return all labels that an object may have, from any stage; None: not known."""
-    labelled = [
-        folder
-        for folder in seconds
-        if folder is None or folder.manifest.task in {"detection", "classification"}
-    ]
+    labelled = [each for each in seconds if each is None or each.manifest.task in SCORED]
     found = [None if folder is None else folder.finds for folder in (*firsts, *labelled)]
     if not firsts or not all(found):
         return None

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import tomli_w
 
@@ -18,9 +19,11 @@ from edge_agent.models.manifest import ModelFolder, load
 from tests.helpers.cameras import MjpegServer
 from tests.helpers.small_models import (
     brightness,
+    color_classifier,
     detector,
     encode_jpeg,
     plain,
+    write_manifest,
     write_pictures,
 )
 from tests.helpers.support import (
@@ -98,6 +101,32 @@ def test_a_second_stage_on_what_finds_nothing_is_said(light: ModelFolder) -> Non
     """Under a model of numbers there is no detection to look at."""
     (line,) = lint_pipeline(asked("light", then=stage()), [light], [light])
     assert line.startswith("then[two]: never acts: it looks at detections")
+
+
+def test_what_a_second_stage_smooths_is_said(face: ModelFolder, tmp_path: Path) -> None:
+    """Its pictures are of one object and then of another: nothing is smoothed over them."""
+    colors = color_classifier(tmp_path / "colors")
+    manifest = colors / "model.toml"
+    manifest.write_text(manifest.read_text().replace("[output]", '[output]\nsmooth = "3/5"'))
+    (line,) = lint_pipeline(asked(then=stage()), [face], [load(colors)])
+    assert line.startswith("then[two]: output.smooth of colors@1 has no effect")
+    assert lint_pipeline(asked("colors"), [load(colors)], []) == []
+
+
+def test_a_rule_on_what_any_second_stage_finds_acts(face: ModelFolder, tmp_path: Path) -> None:
+    """Of whichever task: the names in a gallery, classes, boxes of every kind."""
+    who = tmp_path / "who"
+    brightness(who, task="embedding")
+    write_manifest(who, "1", "embedding", output={"threshold": 0.5})
+    np.savez(who / "gallery.npz", alice=np.ones((1, 1), np.float32))
+    rules = tuple(Rule(name=name, when="enter", labels=(name,)) for name in ("alice", "bob"))
+    given = asked(rules=rules, then=stage())
+    (line,) = lint_pipeline(given, [face], [load(who)])
+    assert line.startswith("rules[bob].labels: never acts: 'bob'")
+    boxes = load(detector(tmp_path / "boxes", FACE, ["alice", "bob"]))
+    for task in ("detection", "obb", "instance-segmentation", "segmentation"):
+        each = replace(boxes, manifest=replace(boxes.manifest, task=task))
+        assert lint_pipeline(given, [face], [each]) == []
 
 
 def test_a_threshold_of_numbers_is_said(face: ModelFolder, light: ModelFolder) -> None:
