@@ -449,6 +449,8 @@ class Second:
     """Time for all crops, milliseconds, including preprocessing and decoding."""
     then: Mapping[str, Second] = field(default_factory=dict)
     """Findings of the next stages, by name, for all detections of `found` in order."""
+    by: object | None = None
+    """The `inference.model.Model` that has found them."""
 
 
 @record(quick=True, eq=False)

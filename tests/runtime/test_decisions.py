@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge_agent.config.settings import Pipeline
+from edge_agent.config.settings import Pipeline, SecondStage
 from edge_agent.core.errors import ModelError
 from edge_agent.core.types import Anomaly, Classes, Outcome, Sample, Timing
 from edge_agent.inference.engines.engine import EngineChoice
@@ -19,7 +19,7 @@ from edge_agent.inference.model import Model, load_model
 from edge_agent.models.manifest import OutputSpec, load, parse
 from edge_agent.runtime.pipelines.frame_path import FramePath
 from edge_agent.runtime.pipelines.learned import KEPT, Decisions, LearnedValues
-from tests.helpers.small_models import loudness
+from tests.helpers.small_models import brightness, detector, loudness, plain, write_manifest
 
 
 def outcome(findings: Any, model: str = "m@1") -> Outcome:
@@ -253,3 +253,53 @@ def test_a_pipeline_learns_of_its_masks_and_of_the_files_that_are_there(tmp_path
     assert thresholds(second, 8, 9, 3) == [None, 9, 9]
     path = FramePath(masked, None, LearnedValues(tmp_path))
     assert path.lowest(second) == 9, "kept over a restart"
+
+
+def test_a_second_stage_learns_its_threshold_of_all_its_crops(tmp_path: Path) -> None:
+    """It was never learned, so that nothing was ever anomalous; at any depth."""
+    halves = [(0, 0.9, 0.0, 0.0, 0.5, 1.0), (0, 0.8, 0.5, 0.0, 1.0, 1.0)]
+    found_by = load(detector(tmp_path / "boxes", halves, ["box"]))
+    boxes = load_model(found_by, [EngineChoice("onnxruntime")], "picture")
+    folder = brightness(tmp_path / "odd")
+    write_manifest(
+        folder,
+        "1",
+        "anomaly",
+        input={"interpolation": "area"},
+        output={"decoder": "score", "threshold": "p50", "learn": 4},
+    )
+    odd = load_model(load(folder), [EngineChoice("onnxruntime")], "picture")
+    inner = SecondStage(name="inner", model="odd")
+    outer = SecondStage(name="outer", model="boxes", then=(inner,))
+    sure = SecondStage(name="sure", model="odd", threshold=50.0)
+    stages = [
+        (outer, boxes),
+        (inner, odd),
+        (SecondStage(name="odd", model="odd"), odd),
+        (sure, odd),
+    ]
+    learned = LearnedValues(tmp_path)
+    path = FramePath(Pipeline(name="p", source="dir:x", model="boxes"), None, learned)
+
+    def judged(left: int, right: int) -> dict[str, list[tuple[float | None, bool]]]:
+        picture = plain(left)
+        picture[:, picture.shape[1] // 2 :] = right
+        then = path.infer(boxes, Sample(picture, 0, 0, 0.0), stages).then
+        below = {**then, "inner": then["outer"].then["inner"]}
+        return {
+            name: [
+                (each.threshold, each.anomalous)
+                for each in below[name].found
+                if isinstance(each, Anomaly)
+            ]
+            for name in ("odd", "inner", "sure")
+        }
+
+    assert judged(10, 20)["odd"] == [(None, False)] * 2
+    found = judged(30, 40)
+    assert found["odd"] == [(None, False), (20.0, True)]
+    assert found["inner"][-1] == (10.0, True)
+    assert judged(5, 90)["odd"] == [(20.0, False), (20.0, True)]
+    assert judged(5, 90)["sure"] == [(50.0, False), (50.0, True)]
+    path = FramePath(Pipeline(name="p", source="dir:x", model="boxes"), None, learned)
+    assert judged(5, 90)["odd"] == [(20.0, False), (20.0, True)], "kept over a restart"

@@ -5,7 +5,7 @@ The agent's lanes and `try` use the same path, so `try` shows what `run` publish
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -15,6 +15,7 @@ from ...config.settings import SecondStage
 from ...core.errors import AgentError
 from ...core.names import READINGS
 from ...core.types import (
+    Anomaly,
     Array,
     Classes,
     Detections,
@@ -22,6 +23,7 @@ from ...core.types import (
     Outcome,
     Request,
     Sample,
+    Second,
     State,
     significant,
 )
@@ -67,12 +69,10 @@ class FramePath:
         )
         self.drift.look_at(_masks(settings))
         self._filter = Filter(settings)
-        self._decisions = Decisions(
-            settings.name,
-            learned.thresholds if learned else None,
-            settings.source,
-            _view(settings),
-        )
+        self._decisions = self._make_decisions(settings.name, settings)
+        self._of_stages: dict[str, Decisions] = {}
+        """Of second stages whose threshold is learned, by their place."""
+        self._settings = settings
         self._state = State()
         """State of a stateful model between the windows of this pipeline."""
 
@@ -80,9 +80,15 @@ class FramePath:
         """Use other settings from the next frame on."""
         self.threshold = settings.threshold
         self._filter = Filter(settings)
-        self._decisions.look_at(_view(settings))
+        self._settings = settings
+        for decisions in (self._decisions, *list(self._of_stages.values())):
+            decisions.look_at(_view(settings))
         self.drift.look_at(_masks(settings))
         self.stage = stage
+
+    def _make_decisions(self, name: str, settings: PipelineSettings) -> Decisions:
+        learned = self._learned.thresholds if self._learned else None
+        return Decisions(name, learned, settings.source, _view(settings))
 
     def _content(self, model: Model) -> str:
         """Return the digest of a model's files, of which something is learned."""
@@ -151,9 +157,32 @@ class FramePath:
             override=self.threshold,
             content=self._content(model) if learns else "",
         )
+        if outcome.then:
+            outcome = replace(outcome, then=self._decide_stages(outcome.then))
         if self.stage is None:
             return outcome
         return replace(outcome, drift=self.drift.indices, camera=sample.camera)
+
+    def _decide_stages(self, then: Mapping[str, Second], above: str = "") -> dict[str, Second]:
+        """Apply the learned thresholds of second stages; each crop is a window to learn from."""
+        made = {}
+        for name, second in then.items():
+            place, model, found = f"{above}{name}", second.by, second.found
+            if isinstance(model, Model) and isinstance(model.manifest.output.threshold, str):
+                found = tuple(self._judge(each, place, model) for each in found)
+            below = self._decide_stages(second.then, f"{place}/") if second.then else {}
+            made[name] = replace(second, found=found, then=below)
+        return made
+
+    def _judge(self, found: Findings | None, place: str, model: Model) -> Findings | None:
+        """Apply a learned threshold to what a second stage has found in one crop."""
+        if not isinstance(found, Anomaly) or found.threshold is not None:
+            return found  # it has a threshold of its own
+        decisions = self._of_stages.get(place)
+        if decisions is None:
+            name = f"{self._settings.name}/{place}"
+            decisions = self._of_stages[place] = self._make_decisions(name, self._settings)
+        return decisions.judge(found, model.manifest.output, model.id, self._content(model))
 
     def learn(self, model: Model, sample: Sample, found: Findings) -> None:
         """Measure the drift of inputs and scores from the findings before any decision."""

@@ -223,10 +223,14 @@ class Decisions:
             self._recent.clear()
         found: Findings = outcome.findings
         if isinstance(found, Anomaly) and isinstance(spec.threshold, str) and override is None:
-            found = self._judged(found, spec, self._memory(outcome.model, spec, content))
+            found = self.judge(found, spec, outcome.model, content)
         if spec.smooth is not None:
             found = _smoothed(found, spec.smooth, self._recent)
         return replace(outcome, findings=found)
+
+    def judge(self, found: Anomaly, spec: OutputSpec, model: str, content: str) -> Anomaly:
+        """Apply the learned threshold of a version to a score, or learn from it."""
+        return self._judged(found, spec, self._memory(model, spec, content))
 
     def _memory(self, model: str, spec: OutputSpec, content: str) -> _Memory:
         memory = self._memories.get((model, content))

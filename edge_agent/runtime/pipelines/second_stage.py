@@ -127,7 +127,7 @@ def infer(
             together = max(together, answer.timing.together)
         found.append(None if answer is None else answer.findings)
     took_ms = (time.perf_counter() - begin) * 1e3
-    return Second(tuple(found), len(asked), together, took_ms)
+    return Second(tuple(found), len(asked), together, took_ms, by=model)
 
 
 def regions(stage: SecondStage, first: Detections) -> Sequence[Region | None]:
