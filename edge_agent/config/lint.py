@@ -96,11 +96,13 @@ def _without(key: str, folder: ModelFolder) -> str:
 
 def _idle(stage: SecondStage, firsts: Sequence[ModelFolder]) -> Iterator[str]:
     """Yield why a second stage never runs, or never for some of its labels."""
+    from .rule_checks import NEVER_ACTS, few
+
     finders = [folder for folder in firsts if folder.manifest.task in BOXED]
     names = ", ".join(folder.manifest.id for folder in finders or firsts)
     if not finders:
         task = firsts[0].manifest.task
-        yield f": never acts: it looks at detections, and {names} is of task {task}"
+        yield f": {NEVER_ACTS} {names}: it looks at detections, {names} is of task {task}"
         return
     if not all(folder.finds for folder in finders):
         return  # classes without names are labeled by number, however many there are
@@ -108,8 +110,8 @@ def _idle(stage: SecondStage, firsts: Sequence[ModelFolder]) -> Iterator[str]:
     absent = [label for label in stage.labels if label not in found]
     if not absent:
         return
-    few = sorted(found)[:10]
-    there = ", ".join(few) + (", …" if len(found) > len(few) else "")
     words = ", ".join(repr(label) for label in absent)
-    acts = "never acts: " if len(absent) == len(stage.labels) else ""
-    yield f".labels: {acts}{words} is not among what {names} finds ({there})"
+    if len(absent) == len(stage.labels):
+        yield f".labels: {NEVER_ACTS} {names}: {words} is not among what it finds ({few(found)})"
+    else:
+        yield f".labels: {words} is not among what {names} finds ({few(found)})"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from ..core.names import NAME_RULE, is_name, name_problems
 from ..core.text import closest
@@ -159,6 +159,16 @@ def _action_problems(
 
 LEAVES_NOTHING = "leaves nothing to publish"
 """Error of a filter that not only has no effect, but drops all results."""
+NEVER_ACTS, ALWAYS_ACTS = "never acts with", "always acts with"
+"""Errors of a rule or second stage that the models it has cannot serve."""
+
+
+def is_grave(line: str) -> bool:
+    """Whether a line about settings without effect says that the models do not do what is asked.
+
+    Others are of settings that have none with any model, or of a part only.
+    """
+    return any(words in line for words in (LEAVES_NOTHING, NEVER_ACTS, ALWAYS_ACTS))
 
 
 WITH_PACKETS = ("rtsp:", "rtsps:", "http:", "https:", "file:")
@@ -202,6 +212,11 @@ def lint_filters(pipeline: Pipeline, firsts: Sequence[ModelFolder | None]) -> It
             yield f"{key}: {words} is not among what {names} finds{why and f': {why}'}"
 
 
+def few(labels: Collection[str]) -> str:
+    """Return some of the labels, for use in sentences."""
+    return ", ".join(sorted(labels)[:10]) + (", …" if len(labels) > 10 else "")
+
+
 def lint_rules(
     pipeline: Pipeline,
     firsts: Sequence[ModelFolder | None],
@@ -215,6 +230,8 @@ def lint_rules(
         seconds: the models of its second stages; None: not known.
     """
     known = [folder for folder in firsts if folder is not None]
+    if len(known) < len(firsts):
+        known = []  # another one may do what these do not
     tasks: set[str] = {folder.manifest.task for folder in known}
     labels = _labels(known, seconds)
     names = ", ".join(folder.manifest.id for folder in known)
@@ -241,7 +258,7 @@ def _lint_rule(
     when = f'when = "{rule.when}"'
     if known and kind.tasks and not tasks & {*kind.tasks}:
         looks = f"{when} looks at results of task {' or '.join(sorted(kind.tasks))}"
-        yield f": never acts: {looks}, not those of {names}"
+        yield f": {NEVER_ACTS} {names}: {looks}"
         return
     if not kind.labels:
         yield from _lint_labels(rule, pipeline, labels, names)
@@ -252,12 +269,12 @@ def _lint_rule(
         channels = inputs.channels if inputs.is_signal else ("blue", "green", "red")
         measured = [*map(str, channels), "score"]
         if channels and rule.value not in measured:
-            yield f".value: never acts: {rule.when} is measured of {', '.join(measured)}"
+            yield f".value: {NEVER_ACTS} {names}: {rule.when} is of {', '.join(measured)}"
     if "value" in kind.needs and known and all(folder.finds for folder in known):
         there = {label for folder in known for label in folder.finds}
         if rule.value not in there:
             # A sensor may send other values later.
-            how = "has not come yet" if pipeline.has_no_model else f"never acts: not of {names}"
+            how = "has not come yet" if pipeline.has_no_model else f"{NEVER_ACTS} {names}"
             yield f".value: {rule.value!r} {how}; there are {', '.join(sorted(there)[:20])}"
     yield from _lint_bounds(rule, kind)
     if rule.for_s and not kind.lasts:
@@ -293,9 +310,13 @@ def _lint_labels(
         yield f".labels: never acts: the pipeline's labels are {', '.join(pipeline.labels)}"
     elif rule.labels and labels is not None:
         absent = [label for label in rule.labels if label not in labels]
-        if absent:
-            acts = "never acts: " if len(absent) == len(rule.labels) else ""
-            yield f".labels: {acts}{', '.join(map(repr, absent))} is not among what {names} finds"
+        words = ", ".join(map(repr, absent))
+        if len(absent) == len(rule.labels):
+            without = rule.when == "absent" or (rule.above is None and rule.below is not None)
+            acts = ALWAYS_ACTS if without else NEVER_ACTS
+            yield f".labels: {acts} {names}: {words} is not among what it finds ({few(labels)})"
+        elif absent:
+            yield f".labels: {words} is not among what {names} finds"
 
 
 def _lint_bounds(rule: Rule, kind: RuleKind) -> Iterator[str]:

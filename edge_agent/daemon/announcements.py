@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import __version__
 from ..config.device_profile import unlisted
-from ..config.rule_checks import LEAVES_NOTHING
+from ..config.rule_checks import is_grave
 from ..config.settings import parse_route
 from ..core.callbacks import Callbacks
 from ..core.errors import ModelError
@@ -175,6 +175,8 @@ class Announcements:
                 enabled = "ON" if held["enabled"] else "OFF"
                 payload = {"schema": payloads.SCHEMA, **held, "enabled": enabled}
                 self._retained.publish(self._runner.topics.pipeline(pipeline.name), payload)
+            if self._model_topics is not None:
+                self._log_doubts()  # of settings that have just changed
             runner = self._runner
             if runner.common.mode.is_used(runner.settings):
                 mode = {"schema": payloads.SCHEMA, "mode": runner.common.mode.current}
@@ -191,7 +193,6 @@ class Announcements:
                 return
             for serving in runner.active.all():
                 self._check_engine(serving)
-            self._log_doubts()
             names = {serving.arm.name for serving in runner.active.all()}
             names |= {*self._store.names(), *self._ledger.names()}
             catalog = self._catalog.now()
@@ -283,12 +284,13 @@ class Announcements:
     def problems(self) -> list[str]:
         """Return a line for each model that is broken, though no pipeline runs it.
 
-        And one for each pipeline whose filters remove all of its model's findings.
+        And one for each filter, rule or second stage of a pipeline that its models cannot serve.
         """
+        on = {each.name for each in self._runner.pipelines.values() if each.settings.enabled}
         doubts = sorted(self._logged_doubts)
         return [
             *(f"model {words}" for _, words in sorted(self._broken.items())),
-            *(f"pipeline {name}: {line}" for name, line in doubts if LEAVES_NOTHING in line),
+            *(f"pipeline {name}: {line}" for name, line in doubts if name in on and is_grave(line)),
         ]
 
     def _log_streaming(self, model: Model) -> None:

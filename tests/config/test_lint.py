@@ -91,7 +91,7 @@ def test_a_label_that_is_never_found_is_said(face: ModelFolder, light: ModelFold
     """With none of its labels a second stage never acts; with some it acts on those."""
     (none,) = lint_pipeline(asked(then=stage(labels=("dog",))), [face], [light])
     assert none == (
-        "then[two].labels: never acts: 'dog' is not among what face@1 finds (face, hand)"
+        "then[two].labels: never acts with face@1: 'dog' is not among what it finds (face, hand)"
     )
     (some,) = lint_pipeline(asked(then=stage(labels=("face", "dog"))), [face], [light])
     assert some.startswith("then[two].labels: 'dog' is not among")
@@ -100,7 +100,7 @@ def test_a_label_that_is_never_found_is_said(face: ModelFolder, light: ModelFold
 def test_a_second_stage_on_what_finds_nothing_is_said(light: ModelFolder) -> None:
     """Under a model of numbers there is no detection to look at."""
     (line,) = lint_pipeline(asked("light", then=stage()), [light], [light])
-    assert line.startswith("then[two]: never acts: it looks at detections")
+    assert line.startswith("then[two]: never acts with light@1: it looks at detections")
 
 
 def test_what_a_second_stage_smooths_is_said(face: ModelFolder, tmp_path: Path) -> None:
@@ -122,7 +122,7 @@ def test_a_rule_on_what_any_second_stage_finds_acts(face: ModelFolder, tmp_path:
     rules = tuple(Rule(name=name, when="enter", labels=(name,)) for name in ("alice", "bob"))
     given = asked(rules=rules, then=stage())
     (line,) = lint_pipeline(given, [face], [load(who)])
-    assert line.startswith("rules[bob].labels: never acts: 'bob'")
+    assert line.startswith("rules[bob].labels: never acts with face@1: 'bob'")
     boxes = load(detector(tmp_path / "boxes", FACE, ["alice", "bob"]))
     for task in ("detection", "obb", "instance-segmentation", "segmentation"):
         each = replace(boxes, manifest=replace(boxes.manifest, task=task))
@@ -192,11 +192,49 @@ def test_check_and_the_log_say_so(
     running = agent(text)
     said = call_cli("check", "--config", str(running.config))
     assert said.code == 0, said.out
-    note = "pipeline door: then[two].labels: never acts: 'dog' is not among what face@1 finds"
+    note = (
+        "pipeline door: then[two].labels: never acts with face@1: 'dog' is not among what it finds"
+    )
     assert [line[:4] for line in said.out.splitlines() if note in line] == ["note"]
     wait_until(lambda: note in running.words(), "the warning")
     assert running.stop() == 0
     assert running.words().count(note) == 1
+
+
+def test_a_version_that_calls_what_a_rule_waits_for_otherwise_degrades(
+    tmp_path: Path,
+    broker: Mosquitto,
+    listen: Callable[..., Listener],
+    agent: Callable[..., AgentProcess],
+    face: ModelFolder,
+) -> None:
+    """The push was live and health ok, while the alarm could never come again."""
+    source = write_pictures(tmp_path / "pictures", [plain(90)])
+    rules = [
+        {"name": "alarm", "when": "enter", "labels": ["face"]},
+        {"name": "hint", "when": "enter", "labels": ["hand", "paw"]},
+    ]
+    pipeline = {"name": "door", "source": f"{source}?loop=1&rate=5", "model": "face"}
+    models = [str(face.path.parent)]
+    trial = {"shadow_frames": 0, "probation_s": 0}
+    running = agent(
+        agent_settings(
+            "box", broker.url, [{**pipeline, "rules": rules}], models_dirs=models, trial=trial
+        )
+    )
+    heard = listen(broker.port)
+    heard.wait_state("edge/box/health", state="ok")
+    heard.wait_for(lambda _: "rules[hint].labels: 'paw'" in running.words(), "the hint")
+    newer = detector(tmp_path / "new" / "face", FACE, ["visage", "hand"], "2")
+    assert call_cli("add", str(newer), "--config", str(running.config)).code == 0
+    why = "pipeline door: rules[alarm].labels: never acts with face@2: 'face' is not among what it"
+    heard.wait_why(f"{why} finds (hand, visage)")
+    heard.publish("edge/box/in/set/door/enabled", "OFF")
+    heard.wait_state("edge/box/health", state="ok")
+    heard.publish("edge/box/in/set/door/enabled", "ON")
+    heard.wait_why(why)
+    heard.publish("edge/box/in/command/rollback", '{"model": "face"}')
+    heard.wait_state("edge/box/health", state="ok")
 
 
 # A profile that lists no engine for a model's file
@@ -314,7 +352,7 @@ GATE = Line(name="gate", points=((0.0, 0.0), (1.0, 1.0)))
         ({"thresholds": {"dog": 0.5}}, "thresholds: 'dog' is not among"),
         (
             {"rules": (Rule(name="r", when="drift", value="ax"),)},
-            "rules[r].value: never acts: drift is measured of blue, green, red, score",
+            "rules[r].value: never acts with face@1: drift is of blue, green, red, score",
         ),
         (
             {"rules": (Rule(name="r", when="drift", above=15.0),)},
@@ -324,10 +362,21 @@ GATE = Line(name="gate", points=((0.0, 0.0), (1.0, 1.0)))
             {"rules": (Rule(name="r", when="drift", below=0.0),)},
             "rules[r].below: never acts: no index of drift is below 0",
         ),
-        ({"rules": (Rule(name="r", when="class"),)}, 'rules[r]: never acts: when = "class"'),
+        (
+            {"rules": (Rule(name="r", when="class"),)},
+            'rules[r]: never acts with face@1: when = "class"',
+        ),
         (
             {"rules": (Rule(name="r", when="enter", labels=("dog",)),)},
-            "rules[r].labels: never acts: 'dog'",
+            "rules[r].labels: never acts with face@1: 'dog'",
+        ),
+        (
+            {"rules": (Rule(name="r", when="absent", labels=("dog",), for_s=9.0),)},
+            "rules[r].labels: always acts with face@1: 'dog' is not among what it finds (face, h",
+        ),
+        (
+            {"rules": (Rule(name="r", when="count", labels=("dog",), below=1.0),)},
+            "rules[r].labels: always acts with face@1: 'dog'",
         ),
         (
             {"labels": ("face",), "rules": (Rule(name="r", when="enter", labels=("hand",)),)},

@@ -155,6 +155,25 @@ def test_what_was_set_in_vain_is_told_in_the_reply_and_the_log(device: Device) -
     assert f"set 'door' 'labels': {vain}" in device.agent.words()
 
 
+def test_what_a_value_does_to_rules_and_health_is_told(device: Device) -> None:
+    """A rule is named that is left nothing to act on; health knows of a filter as long as it is."""
+    device.labels("person", "car")
+    device.door["rules"] = [{"name": "cars", "when": "enter", "labels": ["car"]}]
+    device.reload()
+    device.heard.wait_for(lambda _: device.heard.on(f"{D}/event/door"), "its event")
+    body = {"id": "a", "pipeline": "door", "labels": ["person"]}
+    device.heard.publish(f"{D}/in/command/set", json.dumps(body))
+    reply = device.heard.wait_state(f"{D}/reply/a", ok=True)
+    none = "rules[cars].labels: never acts: the pipeline's labels are person"
+    assert reply["result"]["warnings"] == [none]
+    device.heard.publish(f"{D}/in/command/set", '{"id": "b", "pipeline": "door", "rate": 9}')
+    assert "warnings" not in device.heard.wait_state(f"{D}/reply/b", ok=True)["result"]
+    device.put("labels", "persn")
+    device.heard.wait_why("pipeline door: labels: 'persn' leaves nothing to publish")
+    device.put("labels", "null")
+    device.heard.wait_state(f"{D}/health", state="ok")
+
+
 def test_the_log_says_which_value_was_set(device: Device) -> None:
     """Bare values as commands: what it was set to stands in the log."""
     device.labels("person", "car")

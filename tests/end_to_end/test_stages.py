@@ -11,7 +11,7 @@ import pytest
 from edge_agent.config.load import load
 from edge_agent.core.errors import UsageError
 from tests.helpers.small_models import brightness, detector, plain, write_pictures
-from tests.helpers.support import AgentProcess, Listener, Mosquitto, agent_settings
+from tests.helpers.support import AgentProcess, Listener, Mosquitto, agent_settings, wait_until
 
 LIGHT = {"name": "light", "model": "light"}
 
@@ -75,7 +75,8 @@ def test_stages_nest_and_rules_see_what_they_find(
         "inner/again": 1,
         "inner/again/light": 2,
     }
-    assert "rules[never].labels: never acts: 'square' is not among" in running.words()
+    doubt = "rules[never].labels: never acts with boxes@1: 'square' is not"
+    wait_until(lambda: doubt in running.words(), "the warning")
     assert running.stop() == 0
 
 

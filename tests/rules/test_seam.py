@@ -81,7 +81,9 @@ def test_checks_know_it(torn: Pipeline, tmp_path: Path) -> None:
     detector(tmp_path / "finder", [(0, 0.9, 0.3, 0.3, 0.6, 0.7)], ["person"])
     folder: ModelFolder = load_folder(tmp_path / "finder")
     (line,) = lint_rules(torn, [folder])
-    assert line.startswith('rules[r]: never acts: when = "torn" looks at results of task class')
+    assert line.startswith(
+        'rules[r]: never acts with finder@1: when = "torn" looks at results of task class'
+    )
     (line,) = lint_rules(
         Pipeline(
             name="p", source="dir:.", model="m", rules=(Rule(name="r", when="torn", above=1.0),)

@@ -82,6 +82,7 @@ class PipelineCommands:
                     f"{key}: may not be set from afar; [remote] may does not name it"
                 )
         overrides = self._runner.overrides
+        known = set(pipeline.doubts())
         try:
             if back:
                 overrides.take_back(pipeline.name, back, kept=request.persist)
@@ -98,8 +99,9 @@ class PipelineCommands:
         finally:
             self._changed()
         done = {"pipeline": pipeline.name, **states(pipeline)}
-        # Earlier doubts have already been logged.
-        doubts = [line for line in pipeline.doubts() if line.startswith(tuple(changes))]
+        # Earlier doubts about others than these keys have already been logged.
+        own = tuple(changes)
+        doubts = [line for line in pipeline.doubts() if line not in known or line.startswith(own)]
         return {**done, "warnings": doubts} if doubts else done
 
     def _set_mode(self, request: Set) -> Mapping[str, Any]:
