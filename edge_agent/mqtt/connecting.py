@@ -62,6 +62,16 @@ class RefusesWill(BrokerError):
         """The abilities to try next."""
 
 
+@record
+class Left:
+    """The node of the connection before."""
+
+    where: Where
+    shared: bool = True
+    """Whether its sessions may be those of the other nodes, too; else what another one has kept
+    for us was carried out meanwhile, and is discarded."""
+
+
 def connect(
     broker: Broker,
     client_id: str,
@@ -73,13 +83,13 @@ def connect(
     session: bool = False,
     stopping: threading.Event | None = None,
     abilities: Abilities = ALL,
-    avoid: paho_client.Where | None = None,
+    left: Left | None = None,
 ) -> Connection:
     """Connect once: try each address of the broker's name or names until one accepts.
 
     If the broker refuses MQTT 5 or the last will, try again without it. *session*: the broker
     keeps messages for us over short absences, and we acknowledge them manually; *stopping* ends
-    the attempt; *avoid*, the node that was lost or hangs, is tried last, the one after it first.
+    the attempt; *left*, the node that was lost or hangs, is tried last, the one after it first.
 
     Raises:
         BrokerError: the broker cannot be reached or refuses the connection.
@@ -97,10 +107,13 @@ def connect(
             # A single node may have an address of each family.
             nodes += max(Counter(family for family, _ in found).values())
     tls = tls or tls_context(broker)
-    first = 1 + next((n for n, (_, where) in enumerate(places) if where == avoid), -1)
+    first = 1 + next((n for n, (_, where) in enumerate(places) if left and where == left.where), -1)
     for node, where in places[first:] + places[:first]:
         own = Node(where, node.address, nodes > 1)
-        attempt = _Attempt(node, own, client_id, hooks, will, tls, session, stopping, abilities)
+        clean = left is not None and not left.shared and left.where != where
+        attempt = _Attempt(
+            node, own, client_id, hooks, will, tls, session, stopping, abilities, clean
+        )
         try:
             return attempt.reach(protocol or broker.protocol)
         except BrokerError as problem:
@@ -139,6 +152,8 @@ class _Attempt:
     session: bool
     stopping: threading.Event | None
     abilities: Abilities
+    clean: bool
+    """Whether an earlier session is discarded."""
 
     def reach(self, wanted: int) -> Connection:
         """Connect; if the node refuses MQTT 5, use 3.1.1."""
@@ -186,7 +201,11 @@ class _Attempt:
         if will is not None:
             client.will_set(will.topic, will.payload, abilities.qos, retain=abilities.retain)
         connection = Connection(client, protocol, abilities, self.hooks, manual_ack=self.session)
-        options = paho_client.session_options(keep=self.session) if protocol == 5 else {}
+        options = {}
+        if protocol == 5:
+            options = paho_client.session_options(
+                keep=self.session, clean=self.clean, others=self.node.has_others
+            )
         try:
             try:
                 client.connect(address.host, address.port, KEEPALIVE, **options)
@@ -340,8 +359,7 @@ class Reconnect:
         self._took_all = False
         """Whether the full last will was ever accepted."""
         self._steadiness = Steadiness()
-        self._avoid: Where | None = None
-        """The node whose connection was lost most recently."""
+        self._left: Left | None = None
         self._next: deque[tuple[Broker, Certificates]] = deque(maxlen=1)
         """The latest settings, which apply from the next connection on."""
         self._interrupted = threading.Event()
@@ -386,6 +404,7 @@ class Reconnect:
                 self._protocol = self._broker.protocol
                 self._abilities = ALL
                 self._took_all = False
+                self._left = None
                 self._steadiness = Steadiness()
                 self._backoff.reset()
             try:
@@ -415,9 +434,12 @@ class Reconnect:
             session=True,
             stopping=self._interrupted,
             abilities=self._abilities,
-            avoid=self._avoid,
+            left=self._left,
         )
-        self._avoid = connection.node.where
+        where, before = connection.node.where, self._left
+        moved = before is not None and before.where != where
+        shared = before is None or (before.shared and (connection.resumed or not moved))
+        self._left = Left(where, shared)
         if connection.abilities == ALL:
             self._took_all = True
         elif self._took_all and connection.protocol == 4 and connection.node.has_others:

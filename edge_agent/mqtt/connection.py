@@ -164,6 +164,8 @@ class Connection:
         """Why the connection ended: a text and a reason code."""
         self.answered = threading.Event()
         """Set when CONNACK has arrived."""
+        self.resumed = False
+        """Whether the broker had kept a session of ours."""
         self.refusal: Refusal | None = None
         """The refusal in the CONNACK, if any."""
         self._client = client
@@ -261,7 +263,7 @@ class Connection:
 
     # Called by paho's thread
 
-    def _on_connect(self, _c: Any, _u: Any, _flags: Any, reason: Any, properties: Any) -> None:
+    def _on_connect(self, _c: Any, _u: Any, flags: Any, reason: Any, properties: Any) -> None:
         # Stored separately from the disconnect reason, which paho reports at once: after a refusal
         # that would be "Protocol error", or nothing.
         code = code_of(reason)
@@ -272,6 +274,7 @@ class Connection:
                 min(1, getattr(properties, "MaximumQoS", 1)),
                 bool(getattr(properties, "RetainAvailable", 1)),
             )
+        self.resumed = bool(flags.session_present)
         self.max_packet = getattr(properties, "MaximumPacketSize", None)
         limit_inflight(self._client, getattr(properties, "ReceiveMaximum", None))
         self.answered.set()

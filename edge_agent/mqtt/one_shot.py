@@ -15,9 +15,8 @@ from typing import Any, NamedTuple, Self
 from ..config.settings import Broker
 from ..core.backoff import Backoff
 from ..core.errors import BrokerError
-from .connecting import connect
+from .connecting import Left, connect
 from .connection import Connection, Hooks, ReceivedMessage, Refusal, is_acknowledged
-from .paho_client import Where
 from .subscriptions import Feeds, Put
 
 log = logging.getLogger(__name__)
@@ -52,7 +51,7 @@ class OneShotClient:
         """Numbers of subscriptions and barriers asked for and answered."""
         self._connection = self._connect()
 
-    def _connect(self, avoid: Where | None = None) -> Connection:
+    def _connect(self, left: Left | None = None) -> Connection:
         connection = connect(
             self.broker,
             f"edge-agent-cli-{uuid.uuid4().hex[:12]}",
@@ -62,7 +61,7 @@ class OneShotClient:
                 subscribed=self._subscribed,
                 unsubscribed=self._passed,
             ),
-            avoid=avoid,
+            left=left,
         )
         self._asked = self._answered = 0
         self.refused = ""
@@ -99,7 +98,7 @@ class OneShotClient:
     def reconnect(self) -> None:
         """Connect again with the same subscriptions, to the same node only if no other accepts."""
         self._connection.close()
-        self._connection = self._connect(self._connection.node.where)
+        self._connection = self._connect(Left(self._connection.node.where))
 
     @property
     def has_nodes(self) -> bool:

@@ -45,6 +45,8 @@ READ_AT_ONCE = 2**20
 """Bytes at most that are taken from the socket by one call."""
 SESSION_EXPIRY = 3600
 """Seconds for which the broker keeps messages for us after a disconnect."""
+NODE_EXPIRY = 60
+"""The same for one that has other nodes: what it keeps may be carried out over those meanwhile."""
 
 
 Where = tuple[int, Any]
@@ -287,13 +289,17 @@ def largest_packet(root: Path = ROOT) -> int:
     return min(MOST_PACKET, usable_memory(root) // 8 or MOST_PACKET)
 
 
-def session_options(*, keep: bool) -> dict[str, Any]:
-    """Return the session options of an MQTT 5 CONNECT; *keep*: it outlives the connection."""
+def session_options(*, keep: bool, clean: bool = False, others: bool = False) -> dict[str, Any]:
+    """Return the session options of an MQTT 5 CONNECT.
+
+    *keep*: it outlives the connection; *clean*: an earlier one is discarded; *others*: the broker
+    has other nodes.
+    """
     limits = {"ReceiveMaximum": RECEIVE_MAXIMUM if keep else COMMAND_RECEIVE_MAXIMUM}
     limits["MaximumPacketSize"] = largest_packet() if keep else COMMAND_PACKET
     if keep:
-        limits["SessionExpiryInterval"] = SESSION_EXPIRY
-    return {"clean_start": not keep, "properties": properties("CONNECT", **limits)}
+        limits["SessionExpiryInterval"] = NODE_EXPIRY if others else SESSION_EXPIRY
+    return {"clean_start": clean or not keep, "properties": properties("CONNECT", **limits)}
 
 
 def as_published(topic: str) -> tuple[str, Any]:

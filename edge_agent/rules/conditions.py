@@ -202,9 +202,13 @@ class Conditions:
             self._tell(entry, entry.condition.advance(self._log.now))
 
     def begin_due(self) -> None:
-        """Begin the events of what has now been true for long enough without a result."""
+        """Begin the events of what has now been true for long enough without a result.
+
+        Also where a cooldown, or time outside of the rule's hours or modes, has ended.
+        """
         for entry in self._entries:
-            if entry.condition.advance(self._log.now) == "begin":
+            entry.condition.advance(self._log.now)
+            if entry.condition.active and entry.event is None:
                 entry.event = self._log.begin(entry.rule, entry.facts)
 
     def end_over(self, over: Callable[[Rule], bool]) -> None:

@@ -192,7 +192,7 @@ class EventLog:
         """Report a momentary event."""
         if self.is_silent(rule, facts):
             return
-        self._silence(rule, facts)
+        self._silence(rule, facts, rule.cooldown_s)
         moment = OngoingEvent(rule, self._name_event(), self.now, self.time_ns, facts)
         self._send("once", moment, facts)
 
@@ -214,13 +214,15 @@ class EventLog:
     def end(self, event: OngoingEvent, why: Why, facts: Mapping[str, Any] | None = None) -> None:
         """End an event, with further facts for its end."""
         seconds = round(max(0.0, self.now - event.began), 3)
-        self._silence(event.rule, event.facts)
+        # What is switched off and on, or gets another rule, begins anew: a cooldown would hide it.
+        cooldown_s = event.rule.cooldown_s if why in {"over", "lost"} else 0.0
+        self._silence(event.rule, event.facts, cooldown_s)
         told = {**event.facts, **(facts or {}), "seconds": seconds, "why": why}
         self._send("end", event, told)
 
-    def _silence(self, rule: Rule, facts: Mapping[str, Any]) -> None:
+    def _silence(self, rule: Rule, facts: Mapping[str, Any], seconds: float) -> None:
         # Even without a cooldown, for samples from before an end that came without a result.
-        self._silent_until[_key(rule, facts)] = self.now + rule.cooldown_s
+        self._silent_until[_key(rule, facts)] = self.now + seconds
 
     def _send(self, state: State, event: OngoingEvent, facts: Mapping[str, Any]) -> None:
         rule = event.rule

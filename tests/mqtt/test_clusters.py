@@ -114,6 +114,38 @@ def test_a_bridged_pair_loses_nothing_as_a_node_goes(tmp_path: Path, agent: Agen
         other.stop()
 
 
+def test_a_bridged_pair_carries_no_command_out_twice(tmp_path: Path, agent: Agents) -> None:
+    """The node that was left had kept for the device what it was told over the other one.
+
+    After a rolling update of both a camera was off, though its last command was ON.
+    """
+    other = Mosquitto(tmp_path / "other", "persistence false\n")
+    bridge = BRIDGE.format(folder=tmp_path / "one", other=other.port)
+    one = Mosquitto(tmp_path / "one", bridge)
+    listener = Listener(other.port)
+    try:
+        wait_until(lambda: bridged(one, other), "the bridge")
+        running = agent(settings(tmp_path, [one.url, other.url]), "box")
+        more(listener)
+        one.stop()
+        wait_until(lambda: f"connected to {other.url}" in running.words(), "the other node")
+        one.start()
+        wait_until(lambda: bridged(one, other), "the bridge again")
+        for state in ("OFF", "ON"):
+            listener.publish("edge/box/in/set/p/enabled", state)
+            listener.wait_state("edge/box/pipeline/p", enabled=state)
+        other.stop()
+        back = Listener(one.port)
+        more(back)
+        back.publish("edge/box/in/set/p/rate", "7")
+        assert back.wait_state("edge/box/pipeline/p", rate=7.0)["enabled"] == "ON"
+        back.close()
+    finally:
+        listener.close()
+        one.stop()
+        other.stop()
+
+
 def bridged(one: Mosquitto, other: Mosquitto) -> bool:
     """Whether a retained message passes."""
     near, far = (Broker(url=broker.url) for broker in (one, other))
