@@ -11,6 +11,7 @@ from typing import Any
 from ...core.types import Outcome, Sample
 from ...mqtt import payloads
 from ...mqtt.client import Channel, Client, Message
+from ...mqtt.topics import Topics
 from .sinks import Sink, Stream
 from .status import Identity
 
@@ -72,9 +73,11 @@ class MqttSink(Sink):
         return open_channel(qos=0), open_channel(qos=1)
 
     def event(self, event: Mapping[str, Any], qos: int, *, replayed: bool) -> None:
+        # An earlier run may have had another device_id; the spool has that topic, too.
+        topics = Topics(self._topics.root, str(event["device"]))
         message = Message(
             self._events[qos],
-            self._topics.event(event["pipeline"]),
+            topics.event(event["pipeline"]),
             partial(_encode, event),
             event=True,
             series=event["event"],
