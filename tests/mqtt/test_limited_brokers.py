@@ -451,7 +451,9 @@ def test_a_message_that_is_too_large_is_read_and_not_kept(
     Nor does every broker of MQTT 5 keep to it. The connection goes on with the next message.
     """
     monkeypatch.setattr(paho_client, "largest_packet", lambda: 5000)
-    monkeypatch.setattr(paho_client, "session_options", lambda *, keep: {"clean_start": not keep})
+    monkeypatch.setattr(
+        paho_client, "session_options", lambda *, keep, **_: {"clean_start": not keep}
+    )
     heard: SimpleQueue[ReceivedMessage] = SimpleQueue()
     ready = threading.Event()
     hooks = Hooks(message=heard.put, subscribed=lambda *_: ready.set())
