@@ -317,14 +317,18 @@ class _Recording:
     event: str
     folder: Path
     ring: PacketRing
+    since: float
+    """When the event began, monotonic seconds."""
     began: float
-    """When the clip begins, monotonic seconds."""
+    """When the clip begins."""
     until: float
-    """When the clip ends, monotonic seconds."""
+    """When the clip ends."""
     writer: ClipWriter | None = None
     """None: no key frame has arrived yet."""
     number: int = 0
     """Number of the next packet."""
+    latest: float = 0.0
+    """When the last packet in it arrived."""
 
     @property
     def part(self) -> Path:
@@ -398,7 +402,9 @@ class Clips:
         if self._thread is None:
             return
         with self._lock:
-            self._recordings[event.id] = _Recording(event.id, folder, ring, began, until)
+            self._recordings[event.id] = _Recording(
+                event.id, folder, ring, event.since, began, until
+            )
 
     def close(self, seconds: float) -> None:
         """End all clips with the packets so far."""
@@ -456,11 +462,17 @@ class Clips:
             recording.writer = ClipWriter(str(recording.part), recording.ring)
             recording.number = number
         if recording.ring.session is not recording.writer.session:
-            return True  # the camera was lost: its next packets belong to another stream
+            # The camera was lost: its next packets belong to another stream.
+            if recording.latest >= recording.since:
+                return True
+            recording.writer.close()
+            recording.writer = None  # of the event itself there is nothing yet
+            return self._write(recording)
         for packet in recording.ring.read(recording.number):
             if packet.since > recording.until:
                 return True
             recording.writer.write(packet)
+            recording.latest = packet.since
             recording.number = packet.number + 1
         return time.monotonic() > recording.until + POLL_SECONDS
 

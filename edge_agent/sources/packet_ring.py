@@ -54,6 +54,8 @@ class PacketRing:
         """
         self.session: object = None
         """The session of the packets; a new session starts again."""
+        self._over = False
+        """Whether that session has been closed."""
         self._packets: deque[Packet] = deque()
         self._bytes = 0
         self._next = 0
@@ -89,10 +91,17 @@ class PacketRing:
             self._bytes += len(made.data)
             self._trim(made.since)
 
+    def leave(self, session: object) -> None:
+        """Let another session begin at its first key frame: this one is closed."""
+        with self._lock:
+            self._over = self._over or session is self.session
+
     @property
     def _is_filled(self) -> bool:
         """Whether the session of the packets is still sending."""
         with self._lock:
+            if self._over:
+                return False
             latest = self._packets[-1].since if self._packets else float("-inf")
         return time.monotonic() - latest < SILENT
 
@@ -122,7 +131,7 @@ class PacketRing:
             made.is_keyframe, made.stream = True, copy
             output.mux(made)
         with self._lock:
-            self.session, self.template = session, file.getvalue()
+            self.session, self.template, self._over = session, file.getvalue(), False
             self._packets.clear()
             self._bytes = 0
 

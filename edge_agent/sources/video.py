@@ -190,6 +190,8 @@ class Video:
     def close(self) -> None:
         """Close the file or stream and free its decoder; may be called twice."""
         self._frames.close()
+        if (ring := PACKETS.ring(self._source)) is not None:
+            ring.leave(self)
         if self._container is not None:
             self._container.close()
         # Whoever still refers to this object would otherwise keep megabytes of FFmpeg's memory.

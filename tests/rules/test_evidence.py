@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import av
 import numpy as np
 import pytest
 
@@ -19,9 +20,10 @@ from edge_agent.rules.dispatcher import LATE_HINT, MOST_PICTURES, EventQueue, Qu
 from edge_agent.rules.event import Event
 from edge_agent.rules.evidence import MOST, Clips, Evidence
 from edge_agent.sources.packet_ring import PACKETS
+from edge_agent.sources.spec import parse_source
 from tests.helpers.no_threads import without_threads
 from tests.helpers.rule_engines import dispatcher_without_broker
-from tests.helpers.support import CHECKOUT, PATIENCE
+from tests.helpers.support import CHECKOUT, PATIENCE, wait_until
 
 PICTURE = bytes(200_000)
 
@@ -95,6 +97,28 @@ def test_where_no_thread_is_allowed_a_clip_is_not_kept_and_that_is_said(tmp_path
     assert why.startswith("clips: the system allows no further thread; raise the limit")
     clips.close(PATIENCE)
     PACKETS.want({})
+
+
+def test_a_clip_of_an_event_after_a_reconnect_shows_the_event(tmp_path: Path) -> None:
+    """It had the seconds before the camera was lost, and ended there."""
+    clips = clips_of_a_pipeline(tmp_path)
+    source = f"file:{CHECKOUT}/models/media/conveyor.mp4"
+    ring = PACKETS.ring(parse_source(source, Path()).text)
+    assert ring is not None
+    with av.open(source.removeprefix("file:")) as container:
+        stream = container.streams.video[0]
+        packets = [packet for packet in container.demux(stream) if packet.size]
+        for packet in packets[:30]:
+            ring.add("one", stream, packet)
+        clips.take(replace(event("e-1"), since=time.monotonic()))
+        begun = tmp_path / "p" / ".e-1.mp4.part"
+        wait_until(lambda: begun.exists() and begun.stat().st_size > 0, "a clip")
+        ring.leave("one")
+        for packet in packets[:50]:
+            ring.add("two", stream, packet)
+    clips.close(PATIENCE)
+    with av.open(str(tmp_path / "p" / "e-1.mp4")) as container:
+        assert len([packet for packet in container.demux(video=0) if packet.size]) == 50
 
 
 def test_events_that_had_no_clip_in_a_crowd_were_not_said(

@@ -57,6 +57,24 @@ def test_two_sessions_of_one_camera_do_not_take_each_others_place(
         assert (ring.session, len(ring.read(0))) == ("two", 1)
 
 
+def test_a_camera_that_is_back_soon_is_kept_from_its_first_key_frame_on() -> None:
+    """Its packets were left out for two seconds, as if another pipeline read it, too."""
+    ring = PacketRing(60.0)
+    with av.open(str(CHECKOUT / "models" / "media" / "conveyor.mp4")) as container:
+        stream = container.streams.video[0]
+        packets = [packet for packet in container.demux(stream) if packet.size]
+        ring.add("one", stream, packets[0])
+        ring.leave("another")
+        ring.add("two", stream, packets[0])
+        sessions = [ring.session]
+        ring.leave("one")
+        for packet in packets[:9]:
+            ring.add("two", stream, packet)
+        ring.add("one", stream, packets[0])
+        assert [*sessions, ring.session] == ["one", "two"]
+        assert len(ring.read(0)) == 9
+
+
 @pytest.fixture
 def ring() -> Iterator[PacketRing]:
     """Keep the packets of a clip."""
