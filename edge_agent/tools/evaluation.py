@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ..core.errors import AgentError, ModelError, SampleError
+from ..core.errors import AgentError, EngineError, ModelError, SampleError
 from ..core.frozen import record
 from ..core.types import Detections, Findings, Request, Sample, Tensors
 from ..inference.agreement import Margin, compare_findings
@@ -228,16 +228,32 @@ class Comparison:
         timed: Sequence[EngineChoice],
         progress: Progress,
     ) -> None:
-        """Judge the float model on *engines*, which decide, and time it on those in *timed*."""
+        """Judge the float model on *engines*, which decide, and time it on those in *timed*.
+
+        Engines that cannot run it are left out.
+
+        Raises:
+            EngineError: none can.
+        """
         self.folder = folder
         self.evaluator = evaluator
-        self.timed = timed
         self.progress = progress
-        self._engines = engines
-        self.floats: dict[str, Scores] = {
-            label(choice): evaluator.judge(folder.path, choice) for choice in engines
-        }
+        self.floats: dict[str, Scores] = {}
         """Scores of the float network by engine."""
+        self.left_out: list[str] = []
+        """Which engines cannot run it, and why, a line each."""
+        unable: list[EngineChoice] = []
+        for choice in engines:
+            try:
+                self.floats[label(choice)] = evaluator.judge(folder.path, choice)
+            except EngineError as problem:
+                unable.append(choice)
+                why = str(problem).rpartition("no engine can run it: ")[2]
+                self.left_out.append(f"left out, as it does not run the float network: {why}")
+        if not self.floats:
+            raise EngineError("; ".join(self.left_out))
+        self._engines = [choice for choice in engines if choice not in unable]
+        self.timed = [choice for choice in timed if choice not in unable]
         self.float_costs: dict[str, Cost] = {}
         """Costs of the float network by engine."""
 

@@ -134,8 +134,8 @@ def quantize(
         usual = usual_findings(made, samples, lambda done: progress(words, done, most))
         progress("trying its golden outputs", 0, 0)
         _write_golden(made, inputs)
-        refused = try_folder(found.folder, [] if target != own else engines)
-        if refused and len(refused) == len(engines):
+        refused = try_folder(found.folder, [] if target != own else comparison.timed)
+        if refused and len(refused) == len(comparison.timed):
             raise ModelError(f"{manifest.id}: no engine of this device would run it: {refused}")
         notes = [f"a trial would refuse it on {name}: {why}" for name, why in refused.items()]
     chosen = found or min(search.candidates, key=lambda each: each.drop)
@@ -254,7 +254,7 @@ def _report(
         float_bytes=size_of_network(folder),
         quantized_bytes=size_of_network(load(chosen.folder)),
         chosen=chosen,
-        notes=_notes(floats, quantized, target, foreign),
+        notes=[*comparison.left_out, *_notes(floats, quantized, target, foreign)],
         worst=[
             (
                 evaluator.samples[place],

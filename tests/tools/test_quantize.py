@@ -270,6 +270,72 @@ def test_a_model_that_cannot_be_quantized(tmp_path: Path, pictures: Path) -> Non
     assert "quantize takes .onnx" in refused(ir, pictures, out)
 
 
+@pytest.mark.slow
+def test_scikit_learn_an_engine_that_cannot_run_the_network_is_left_out(tmp_path: Path) -> None:
+    """A classifier that ends in a ZipMap: OpenVINO takes none, and ONNX Runtime serves it."""
+    model = tmp_path / "table"
+    model.mkdir()
+    save_with_maps(model / "model.onnx")
+    (model / "model.toml").write_text(TABLE)
+    rows = np.random.default_rng(0).normal(size=(40, 16))
+    lines = [",".join(f"{x:.4f}" for x in row) for row in rows]
+    (tmp_path / "data.csv").write_text("\n".join(lines))
+    said = call_cli(
+        *("quantize", str(model), "--calibration", str(tmp_path / "data.csv")),
+        *("-o", str(tmp_path / "out"), "--json"),
+    )
+    assert said.code == 0, said.err
+    report = json.loads(said.out)
+    assert set(report["engines"]) == {"onnxruntime:CPU", "exact"}
+    notes = [note for note in report["notes"] if note.startswith("left out, as it does not run")]
+    assert ["openvino:CPU" in note for note in notes] == [True]
+
+
+TABLE = """
+name = "table"
+version = "1"
+file = "model.onnx"
+task = "classification"
+[input]
+channels = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15]
+window = 1
+layout = "flat-tc"
+[output]
+decoder = "softmax"
+labels = ["0", "1", "2"]
+[output.names]
+scores = "maps"
+"""
+
+
+def save_with_maps(path: Path) -> None:
+    """Save a small network for rows of 16 columns, whose output is a list of maps."""
+    from onnx import TensorProto, helper, numpy_helper, save
+
+    rng = np.random.default_rng(1)
+    sides = {"a": (16, 32), "b": (32, 3)}
+    weights = {name: rng.normal(size=side).astype(np.float32) for name, side in sides.items()}
+    ml = "ai.onnx.ml"
+    nodes = [
+        helper.make_node("MatMul", ["X", "a"], ["h"]),
+        helper.make_node("Relu", ["h"], ["r"]),
+        helper.make_node("MatMul", ["r", "b"], ["o"]),
+        helper.make_node("Softmax", ["o"], ["chances"], axis=1),
+        helper.make_node("ZipMap", ["chances"], ["maps"], domain=ml, classlabels_int64s=[0, 1, 2]),
+    ]
+    value = helper.make_tensor_type_proto(TensorProto.FLOAT, [])
+    maps = helper.make_map_type_proto(TensorProto.INT64, value)
+    graph = helper.make_graph(
+        nodes,
+        "table",
+        [helper.make_tensor_value_info("X", TensorProto.FLOAT, [None, 16])],
+        [helper.make_value_info("maps", helper.make_sequence_type_proto(maps))],
+        [numpy_helper.from_array(each, name) for name, each in weights.items()],
+    )
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid(ml, 3)]
+    save(helper.make_model(graph, opset_imports=opsets, ir_version=8), path)
+
+
 def test_numbers_that_are_not_finite(tmp_path: Path, pictures: Path) -> None:
     """A network that gives NaN on a sample is named with that sample."""
     from tests.helpers.tiny_networks import node, save_onnx
