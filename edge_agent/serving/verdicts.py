@@ -1,8 +1,8 @@
 """A ledger of verdicts on each model and engine of this device, kept over restarts.
 
-The key of an entry is everything that affects numbers and times: the model's files, the engine with
-its device, options and version, and the processor. An entry says whether the engine computes the
-model correctly, and how it did in a race with the serving one.
+The key of an entry is everything that affects numbers and times, and how they are judged: the
+model's files, the engine with its device, options and version, and the processor. An entry says
+whether the engine computes the model correctly, and how it did in a race with the serving one.
 
 Crashes and hangs are also counted here, from the flight recorder's record of calls: nothing else is
 known about a crashed process. Otherwise a model whose engine crashes at every start would make the
@@ -225,7 +225,7 @@ class Verdicts:
         """Return the key of a model and an engine; the number of threads does not matter."""
         options = json.dumps(dict(choice.options), sort_keys=True)
         words = (
-            model_digest(self._state, folder),
+            model_digest(self._state, folder, goldens=True),
             *choice.place,
             choice.precision,
             options,

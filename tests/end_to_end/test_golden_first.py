@@ -25,6 +25,11 @@ GREY = 200
 def contradicted(folder: Path, light: float) -> Path:
     """Make a model whose golden file wants another number of a grey picture than it gives."""
     brightness(folder)
+    return want(folder, light)
+
+
+def want(folder: Path, light: float) -> Path:
+    """Write the golden file of a model, or another one."""
     arrays: dict[str, Any] = {
         "input/picture": np.full((1, 3, 16, 16), GREY, np.float32),
         "output/light": np.array([light], np.float32),
@@ -80,6 +85,29 @@ def test_golden_outputs_that_are_given_are_compared_once(
     listener = listen(broker.port)
     agent(settings(tmp_path, broker, "auto"), "agent")
     wait_until(lambda: len(listener.on("edge/box/result/p")) > 20, "results")
+    listener.wait_state("edge/box/health", state="ok")
+
+
+def test_another_golden_file_is_compared_anew(
+    tmp_path: Path, broker: Mosquitto, listen: Callable[..., Listener], agent: Callable[..., Any]
+) -> None:
+    """What another one had found decided: a wrong one let pass, a mended one refused."""
+    model = contradicted(tmp_path / "models" / "light", GREY)
+    listener = listen(broker.port)
+    running: AgentProcess = agent(settings(tmp_path, broker, "auto"), "agent")
+    wait_until(lambda: len(listener.on("edge/box/result/p")) > 20, "results")
+    wait_until((tmp_path / "agent" / "state" / "engines.json").exists, "a verdict")
+    assert running.stop() == 0
+    want(model, 44)
+    listener.heard.clear()
+    running.restart()
+    listener.wait_why("golden: ")
+    assert running.stop() == 0
+    assert len(listener.on("edge/box/result/p")) <= 1
+    want(model, GREY)
+    listener.heard.clear()
+    running.restart()
+    wait_until(lambda: len(listener.on("edge/box/result/p")) > 20, "results again")
     listener.wait_state("edge/box/health", state="ok")
 
 

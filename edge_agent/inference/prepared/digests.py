@@ -21,8 +21,8 @@ FILE = "digests.json"
 _PIECE = 1024 * 1024
 
 
-def digests(state: Path, folder: Path) -> dict[str, str]:
-    """Return the SHA-256 of each file that affects a model's results.
+def digests(state: Path, folder: Path, *, goldens: bool = False) -> dict[str, str]:
+    """Return the SHA-256 of each file that affects a model's results; *goldens*: or judges them.
 
     Digests of files that have neither changed nor moved are remembered: 100 MB take 70 ms. A
     version of the store must then still be as it was installed.
@@ -51,17 +51,17 @@ def digests(state: Path, folder: Path) -> dict[str, str]:
     return {
         str(path.relative_to(folder)): memo[str(path)][1]
         for path in files
-        if not path.match(GOLDENS)
+        if goldens or not path.match(GOLDENS)
     }
 
 
-def model_digest(state: Path, folder: Path) -> str:
+def model_digest(state: Path, folder: Path, *, goldens: bool = False) -> str:
     """Return one digest of all files that affect a model's results; arguments as for `digests`.
 
     Raises:
         ModelError: a file of the model cannot be read.
     """
-    files = digests(state, folder)
+    files = digests(state, folder, goldens=goldens)
     return hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()
 
 
