@@ -13,7 +13,7 @@ from functools import cached_property
 from itertools import chain
 from typing import TYPE_CHECKING, Protocol
 
-from ..config.settings import Arm
+from ..config.settings import Arm, parse_route
 from ..core.callbacks import Callbacks
 from ..core.containment import contained
 from ..core.errors import AgentError, BarredError, ModelError, Unfit
@@ -112,17 +112,19 @@ class ActiveModels:
         *,
         flows: Callable[[str], bool] = lambda _name: True,
         stopping: Callable[[], bool] = lambda: False,
+        asked: Callable[[], Collection[str]] = tuple,
     ) -> None:
         """Start without any model.
 
         *flows* returns whether frames are expected for a model; *stopping* returns whether the
-        agent is about to end, so that no further model is loaded.
+        agent is about to end, so that no further model is loaded; *asked* returns `[infer] models`.
         """
         self._lanes = lanes
         self._open_library = catalog
         self._open_loader = loader
         self.flows = flows
         self._stopping = stopping
+        self._asked = asked
         self._loading = threading.Lock()
         self._all: dict[tuple[str, Kind], Serving] = {}
         self.on_change = Callbacks()
@@ -155,10 +157,13 @@ class ActiveModels:
         return any(serving.model is model for serving in self.all())
 
     def pins(self) -> set[tuple[str, str]]:
-        """Return the name and version of each model that pipelines have pinned."""
-        return {
-            (s.arm.name, s.arm.version) for s in self._all.values() if s.arm.version is not None
-        }
+        """Return the name and version of each model that is pinned.
+
+        By pipelines, or by `[infer] models`, though nobody may have asked yet.
+        """
+        arms = [serving.arm for serving in self.all()]
+        arms += [arm for route in self._asked() for arm in parse_route(route)]
+        return {(arm.name, arm.version) for arm in arms if arm.version is not None}
 
     def forget(self, used: Collection[tuple[str, Kind]]) -> list[Model]:
         """Drop the servings that no pipeline uses; return their models, for `retire`."""

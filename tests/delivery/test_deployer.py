@@ -623,6 +623,23 @@ def test_pinned_version_can_come_later(box: Boxes, tmp_path: Path) -> None:
     assert "pipeline" in refusal["error"]
 
 
+def test_a_version_that_may_be_asked_stays(box: Boxes, tmp_path: Path) -> None:
+    """Also before anybody has asked: it was deleted, and every question failed from then on."""
+    one = box(
+        version=None,
+        trial={"probation_s": 0, "shadow_frames": 0},
+        infer={"models": ["level@2:50,level@3.0:50"]},
+    )
+    for version, best in (("1", 0), ("2", 1), ("3", 2), ("4", 0), ("5", 1)):
+        assert deliver(one, tmp_path, version, best=best)["state"] == "live"
+    one.wait_live("5")
+    for version in ("2", "3"):
+        refusal = one.command("delete", f"asked-{version}", model="level", version=version)
+        assert not refusal["ok"]
+        assert "infer.models" in refusal["error"]
+    assert one.command("delete", "no-one-asks", model="level", version="1")["ok"]
+
+
 # `add`
 
 

@@ -81,7 +81,8 @@ class VersionCommands:
         for pinned, pin in self._swap.active.pins():
             if pinned == name and same_version(pin, version):
                 raise ModelError(
-                    f"{name}@{version} is named by a pipeline; change the settings first"
+                    f"{name}@{version} is named by a pipeline or in infer.models; change the "
+                    "settings first"
                 )
         if not self._swap.store.versions(name):
             self._swap.catalog.find(name, version)  # for a mistyped name it suggests the nearest

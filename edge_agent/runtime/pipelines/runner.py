@@ -85,7 +85,12 @@ class Runner:  # noqa: PLR0904 - what commands, reload and health ask of pipelin
             max_delay=settings.batching.max_delay_ms / 1e3, lanes=lanes, starting=True
         )
         self.active = ActiveModels(
-            board, catalog, loader, flows=self._feeds, stopping=self.stopping
+            board,
+            catalog,
+            loader,
+            flows=self._feeds,
+            stopping=self.stopping,
+            asked=lambda: self.settings.infer.models,
         )
         client = self._make_client(settings, identity)
         self.learned = LearnedValues(settings.state)
