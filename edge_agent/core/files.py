@@ -109,9 +109,38 @@ def check_state_folder(folder: Path) -> Path:
 
 
 def _check_writable(there: Path, folder: Path) -> None:
-    if os.access(there, os.W_OK | os.X_OK) or os.statvfs(there).f_flag & os.ST_RDONLY:
+    writable = os.access(there, os.W_OK | os.X_OK, effective_ids=True)
+    if writable or os.statvfs(there).f_flag & os.ST_RDONLY:
         return
-    raise UsageError(f"state_dir: {folder}: this user may not write to it")
+    words = f"state_dir: {folder}: this user may not write to it; name another folder"
+    whose = foreign(folder) if there == folder else ""
+    raise UsageError(f"{words}, or if it was restored: {whose}" if whose else words)
+
+
+def foreign(folder: Path) -> str:
+    """Return what in a state folder is another user's and closed to this one, with the correction.
+
+    "": nothing. Whatever root copies or restores is root's.
+    """
+    me, need = os.geteuid(), os.R_OK | os.W_OK
+    for parent, folders, names in os.walk(folder):
+        for path in (Path(parent, name) for name in ("", *folders, *names)):
+            with suppress(OSError):  # it may just have been removed
+                owner = path.lstat().st_uid
+                if owner != me and not os.access(path, need, effective_ids=True):
+                    whose = f"{path} belongs to {_user(owner)}"
+                    return f"{whose}; sudo chown -R {_user(me)}: {folder}"
+    return ""
+
+
+def _user(uid: int) -> str:
+    """Return a user's name, or the number of one without a name."""
+    import pwd  # rarely needed
+
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
 
 
 def sync_folder(folder: Path) -> None:

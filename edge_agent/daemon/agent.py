@@ -23,9 +23,9 @@ from ..config.overrides import Overrides
 from ..config.settings import Arm, Settings
 from ..core import systemd
 from ..core.codec import unpack
-from ..core.containment import contained
+from ..core.containment import contained, reason
 from ..core.errors import AgentError, EngineError, ModelError, UsageError, system_limit
-from ..core.files import make_state_folder, replace_file
+from ..core.files import foreign, make_state_folder, replace_file
 from ..core.flight_recorder import call_target, clear_starting, previous_crash, recorder
 from ..core.logs import set_up
 from ..core.text import counted
@@ -127,6 +127,13 @@ class Agent:
             if self._inventory is None:
                 self._inventory = Inventory(settings)
             return self._inventory
+
+    def denied(self, problem: BaseException | None) -> AgentError | None:
+        """Return the error of a state folder with another user's files, or None."""
+        if not isinstance(problem, PermissionError):
+            return None
+        whose = foreign(self._runner.settings.state)
+        return AgentError(f"{reason(problem)}: {whose}") if whose else None
 
     def run(self) -> Stop:
         """Run until something gives a reason to stop; close everything; return the reason."""
@@ -424,7 +431,7 @@ def _run(make: Callable[[], Agent]) -> int:
         restart()
     except (RuntimeError, OSError, ImportError) as problem:
         # From a new thread it comes as the error of the stop.
-        raise (system_limit(problem) or problem) from None
+        raise (system_limit(problem) or agent.denied(problem) or problem) from None
     if stop.asked:
         log.info("stopped: %s", stop.reason)
         if agent.left_behind:
@@ -432,11 +439,11 @@ def _run(make: Callable[[], Agent]) -> int:
             logging.shutdown()
             os._exit(0)
         return 0
-    told = system_limit(stop.error) or stop.error
+    told = system_limit(stop.error) or agent.denied(stop.error) or stop.error
     if agent.left_behind:
         # A thread that hangs in native code would keep Python from finalizing.
-        words = f": {told}" if isinstance(told, AgentError) else ""
-        log.error("stopped: %s%s", stop.reason, words, exc_info=None if words else stop.error)
+        why = f": {told}" if isinstance(told, AgentError) else ""
+        log.error("stopped: %s%s", stop.reason, why, exc_info=None if why else stop.error)
         logging.shutdown()
         os._exit(1)
     if isinstance(told, AgentError):

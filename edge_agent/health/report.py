@@ -5,6 +5,7 @@ It reads the counters of other modules, and itself keeps only earlier values for
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import shutil
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ..core.errors import Unfit
+from ..core.files import foreign
 from ..core.state_file import unwritten
 from ..core.text import counted
 from ..device import headroom, pressure
@@ -141,6 +143,12 @@ class _Machine:
             ),
         ]
 
+    def owner_problems(self, reasons: Sequence[str]) -> list[str]:
+        """Return what belongs to another user, if something was denied."""
+        denied = any(os.strerror(errno.EACCES) in reason for reason in reasons)
+        whose = foreign(self._state_dir) if denied else ""
+        return [f"state_dir: {whose}"] if whose else []
+
 
 class Health:
     """Builds the health payload."""
@@ -202,6 +210,7 @@ class Health:
         )
         reasons += _broker_problems(self._client.counters())
         reasons += self._machine.problems()
+        reasons += self._machine.owner_problems(reasons)
         return [engine_words(reason) for reason in reasons]
 
     def _pipeline_problems(self, pipeline: Pipeline, now: float) -> list[str]:

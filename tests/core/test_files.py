@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
@@ -14,10 +15,14 @@ from edge_agent.core.errors import ModelError, UsageError
 from edge_agent.core.files import (
     append_lines,
     drop_lock,
+    foreign,
     make_state_folder,
     replace_file,
     take_lock,
 )
+from edge_agent.core.privileges import User, acting_as
+from edge_agent.models.store.agent_lock import hold_agent_lock
+from tests.helpers.stranger import STRANGER, open_to_strangers
 from tests.helpers.support import PATIENCE, wait_until
 
 
@@ -90,3 +95,27 @@ def test_a_state_folder_below_proc_is_refused_in_plain_words() -> None:
         UsageError, match="state_dir: /proc/edge-agent: no folder can be made there"
     ):
         make_state_folder(Path("/proc/edge-agent"))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files to another user")
+def test_a_state_folder_that_root_has_restored_is_said_with_the_correction(tmp_path: Path) -> None:
+    """The service ended with "Permission denied" and no word of whose fault it was."""
+    open_to_strangers(tmp_path)
+    state = tmp_path / "state"
+    state.mkdir()
+    (state / "store.lock").touch(0o600)
+    mend = rf"belongs to root; sudo chown -R {STRANGER}: {state}"
+    refused = pytest.raises(UsageError, match=f"may not write to it; .*: {state} {mend}")
+    with acting_as(User(STRANGER, STRANGER)), refused:
+        make_state_folder(state)
+    os.chown(state, STRANGER, STRANGER)
+    with acting_as(User(STRANGER, STRANGER)):
+        make_state_folder(state)
+        denied = f"Permission denied: {state}/store.lock {mend}"
+        with pytest.raises(UsageError, match=denied), hold_agent_lock(state):
+            pass
+    os.chown(state / "store.lock", STRANGER, STRANGER)
+    with acting_as(User(STRANGER, STRANGER)):
+        assert foreign(state) == ""
+        with hold_agent_lock(state):
+            pass

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from edge_agent.core.privileges import User, acting_as
 from edge_agent.health.report import Health
 from edge_agent.inference.model import Model
 from edge_agent.runtime.scheduler.board import Board
 from tests.device.test_pressure import MIB, V2, group, proc
 from tests.device.test_thermal import tree, zone
 from tests.helpers.idle_parts import idle_pipeline, offline_client
+from tests.helpers.stranger import STRANGER, open_to_strangers
 
 
 class Device:
@@ -128,6 +131,24 @@ def test_memory_that_runs_short_is_said(device: Device, root: Path) -> None:
         memory_current=500 * MIB,
     )
     assert device.why("memory")[0].startswith("memory: 500 of 512 MiB")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files to another user")
+def test_files_of_another_user_are_the_cause_of_what_is_denied(
+    device: Device, tmp_path: Path
+) -> None:
+    """Beside the file that could not be read: whose it is, and what makes all right again."""
+    open_to_strangers(tmp_path)
+    os.chown(tmp_path, STRANGER, STRANGER)
+    closed = tmp_path / "overrides.json"
+    closed.touch(0o600)
+    said: list[str] = []
+    device.problems.append(lambda: said)
+    with acting_as(User(STRANGER, STRANGER)):
+        assert device.why("state_dir") == []
+        said.append(f"{closed}: cannot be read: Permission denied")
+        (why,) = device.why("state_dir")
+    assert why == f"state_dir: {closed} belongs to root; sudo chown -R {STRANGER}: {tmp_path}"
 
 
 def test_what_was_promised_and_dropped_is_said_for_a_minute(

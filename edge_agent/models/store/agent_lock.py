@@ -7,7 +7,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ...core.errors import UsageError
-from ...core.files import copy_owner, drop_lock, take_lock
+from ...core.files import copy_owner, drop_lock, foreign, take_lock
 
 
 @contextmanager
@@ -29,7 +29,8 @@ def hold_agent_lock(state: Path) -> Iterator[None]:
             f"state_dir: {state}: another agent runs on it; stop that one first"
         ) from None
     except OSError as problem:
-        raise UsageError(f"state_dir: {state}: {problem.strerror}") from None
+        words = [f"state_dir: {state}", problem.strerror or str(problem), foreign(state)]
+        raise UsageError(": ".join(filter(None, words))) from None
     try:
         # Only the agent writes these files, so no other process is writing one now.
         with suppress(OSError):  # of a disk that has become read-only
