@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from edge_agent.core.privileges import User, acting_as
+from edge_agent.core.privileges import User, acting_as, hand_over
 from edge_agent.health.report import Health
 from edge_agent.inference.model import Model
 from edge_agent.runtime.scheduler.board import Board
@@ -139,7 +139,7 @@ def test_files_of_another_user_are_the_cause_of_what_is_denied(
 ) -> None:
     """Beside the file that could not be read: whose it is, and what makes all right again."""
     open_to_strangers(tmp_path)
-    os.chown(tmp_path, STRANGER, STRANGER)
+    hand_over(tmp_path, User(STRANGER, STRANGER))
     closed = tmp_path / "overrides.json"
     closed.touch(0o600)
     said: list[str] = []

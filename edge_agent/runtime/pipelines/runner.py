@@ -85,12 +85,7 @@ class Runner:  # noqa: PLR0904 - what commands, reload and health ask of pipelin
             max_delay=settings.batching.max_delay_ms / 1e3, lanes=lanes, starting=True
         )
         self.active = ActiveModels(
-            board,
-            catalog,
-            loader,
-            flows=self._feeds,
-            stopping=self.stopping,
-            asked=lambda: self.settings.infer.models,
+            board, catalog, loader, flows=self._feeds, stopping=self.stopping, asked=self._asked
         )
         client = self._make_client(settings, identity)
         self.learned = LearnedValues(settings.state)
@@ -321,6 +316,10 @@ class Runner:  # noqa: PLR0904 - what commands, reload and health ask of pipelin
         running = {("source", id(p)) for p in pipelines if p.state in {None, "running"}}
         models = {("model", id(serving.model)) for serving in self.active.all()}
         return frozenset(running | models)
+
+    def _asked(self) -> tuple[str, ...]:
+        """Return the models that others may ask."""
+        return self.settings.infer.models
 
     def _feeds(self, name: str) -> bool:
         """Whether a source that feeds a model's live version may still deliver something."""
