@@ -14,7 +14,7 @@ from ..core.text import printable
 from ..mqtt import payloads
 from ..mqtt.look import offline_since
 from ..mqtt.one_shot import OneShotClient
-from .fleet import Fleet, check_target, look_filters, online_targets
+from .fleet import Fleet, check_target, look_filters, online_targets, unheard
 from .options import Options, add_broker, broker_settings, positive
 
 TICK_SECONDS = 0.5
@@ -71,7 +71,9 @@ def ask(
             if device not in devices:
                 print(f"{device}: {offline_since(fleet.said(device))}; it was not asked")
     for device, why in failed.items():
-        words = why or f" {silent if fleet.online(device) else gone}"
+        words = why or (
+            f" {silent}{unheard(f'{root}/{device}/in/#')}" if fleet.online(device) else f" {gone}"
+        )
         print(printable(f"edge-agent: device {device}{words}"), file=sys.stderr)
     return 1 if failed else 0
 

@@ -385,6 +385,17 @@ def online_targets(
             raise AgentError(f"{problem}, after {timeout:.0f} s")
 
 
+def unheard(inbox: str) -> str:
+    """Return what to look at if a device that is online never answers what is in its inbox.
+
+    mosquitto grants a subscription that its access list denies, and delivers nothing.
+    """
+    return (
+        f"; if it never answers, the broker's access list may lack `read {inbox}` for the device, "
+        "or `write` for this user"
+    )
+
+
 def incomplete(fleet: Fleet) -> str:
     """Return a warning that some devices may not have been seen, and why."""
     return f"the look is not complete: {fleet.gap}"

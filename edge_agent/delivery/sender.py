@@ -162,6 +162,11 @@ class Sender:
         self.bytes_sent = 0
 
     @property
+    def inbox(self) -> str:
+        """What the target must be able to read."""
+        return f"{self._prefix.rpartition('/push/')[0]}/#"
+
+    @property
     def done(self) -> bool:
         return all(progress.ended or progress.lost for progress in self.progress.values())
 

@@ -96,6 +96,7 @@ def test_a_device_that_does_not_answer_may_still_go_back_and_that_is_said(
     back = ("rollback", "level", "--device", "box", "--timeout", "0.1", "--broker", broker.url)
     said = call_cli(*back)
     assert said.code == 1
-    assert said.error.endswith("has not answered within 0 s; it may still go back")
+    assert "has not answered within 0 s; it may still go back; if it never answers" in said.error
+    assert "may lack `read edge/box/in/#` for the device" in said.error
     listener.catch_up()
     assert [heard for heard in listener.heard if heard.topic == "edge/box/in/command/rollback"]

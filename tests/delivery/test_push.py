@@ -657,6 +657,7 @@ def test_silent_device_ends_it_after_the_timeout(
     done = run_cli("push", str(new), "--device", "ghost", "--broker", broker.url, "--timeout", "1")
     assert done.returncode == 1
     assert "no progress of ghost for 1 s" in done.stderr
+    assert "may lack `read edge/ghost/in/#` for the device" in done.stderr
 
 
 @pytest.mark.parametrize("version", ["new", "old"])

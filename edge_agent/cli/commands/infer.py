@@ -22,7 +22,7 @@ from ...mqtt.connection import parse_object
 from ...mqtt.look import texts_in
 from ...mqtt.one_shot import OneShotClient
 from ...sources.spec import guess_source, parse_source
-from ..fleet import Fleet, look_filters, online_targets
+from ..fleet import Fleet, look_filters, online_targets, unheard
 from ..options import Options, add_broker, broker_settings, positive
 from ..terminal import printable_json, summary
 
@@ -151,7 +151,8 @@ def _over_mqtt(settings: Settings, question: bytes, options: Options) -> Mapping
             if not reply.get("ok"):
                 raise AgentError(f"device {device}: {reply.get('error')}")
             return reply
-    raise AgentError(f"device {device} has not answered within {options.timeout:.0f} s")
+    silent = f"device {device} has not answered within {options.timeout:.0f} s"
+    raise AgentError(f"{silent}{unheard(f'{root}/{device}/in/#')}")
 
 
 def _over_http(settings: Settings, question: bytes, options: Options) -> Mapping[str, Any]:

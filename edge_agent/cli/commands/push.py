@@ -22,7 +22,7 @@ from ...models.packages.build import Package, make, open_package
 from ...models.packages.keys import load_private
 from ...mqtt.one_shot import OneShotClient
 from ...mqtt.topics import rollouts
-from ..fleet import MANY, Fleet, check_target, look_filters, online_targets, some_of
+from ..fleet import MANY, Fleet, check_target, look_filters, online_targets, some_of, unheard
 from ..options import Options, add_broker, broker_settings, positive
 from ..progress import Progress as ProgressLine
 
@@ -236,8 +236,14 @@ def _send(
                     f"no progress of {some_of(sorted(silent))} for {patience:.0f} s;"
                     f"{limited if losses else ''}"
                     " the version may still come to serve;"
-                    " the same push again goes on where it stopped"
+                    f" the same push again goes on where it stopped{_never(sender)}"
                 )
+
+
+def _never(sender: Sender) -> str:
+    """Return what to look at if a device has not said a word to the offer."""
+    mute = any(progress.shown == "offered" for progress in sender.progress.values())
+    return unheard(sender.inbox) if mute else ""
 
 
 def _reconnect(client: OneShotClient, deadline: float) -> None:
