@@ -178,7 +178,12 @@ class Overrides:
 
         with self._lock:
             if self._file_settings is not None:
-                self._configured = unedited(self._configured, self._file_settings, settings)
+                before = self._file_settings
+                self._configured = unedited(self._configured, before, settings)
+                # What `set` has kept is hidden by these changes only.
+                passing = {name: dict.fromkeys(keys) for name, keys in self._hidden.items()}
+                hidden = unedited(passing, before, settings)
+                self._hidden = {name: frozenset(keys or ()) for name, keys in hidden.items()}
             self._file_settings = settings
             self.ignored = []
             self._lower = self._laid(settings, self._kept)

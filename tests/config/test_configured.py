@@ -228,6 +228,20 @@ def test_an_edited_file_wins_over_what_was_not_kept(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "overrides.json").read_text()) == {}
 
 
+def test_an_edited_file_brings_back_what_was_kept_last(tmp_path: Path) -> None:
+    """Not what `configure` had kept before `set` kept another value."""
+    overrides = Overrides(path := tmp_path / "overrides.json")
+    overrides.lay_over(BOTH)
+    overrides.configure(kept := patch_of(rate=1))
+    overrides.keep(kept)
+    overrides.persist("door", {"rate": 2.0})
+    laid, _ = overrides.configure(patch_of(rate=3))
+    assert overrides.applied(laid.pipelines[0]).rate == 3
+    edited = replace(BOTH, pipelines=(replace(DOOR, rate=7.0), GATE))
+    for door in (overrides.applied(overrides.lay_over(edited).pipelines[0]), read(path, edited)[1]):
+        assert door.rate == 2, "as after a restart"
+
+
 def test_a_key_that_was_kept_twice_is_told_once(tmp_path: Path) -> None:
     """By `configure`, then by `set`: what holds is told."""
     overrides = Overrides(tmp_path / "overrides.json")
