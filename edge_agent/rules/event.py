@@ -145,6 +145,8 @@ class EventLog:
         """When it arrived, monotonic seconds."""
         self._ahead = 0.0
         """How far `now` is ahead of `at`, after a source that was opened again."""
+        self.held_until = 0.0
+        """Until when a silent sensor is known to have changed nothing, monotonic seconds."""
         self.time_ns = 0
         self.picture: Array | None = None
         """The frame of the latest sample, while its rules are checked."""
@@ -213,18 +215,23 @@ class EventLog:
 
     def end(self, event: OngoingEvent, why: Why, facts: Mapping[str, Any] | None = None) -> None:
         """End an event, with further facts for its end."""
-        seconds = round(max(0.0, self.now - event.began), 3)
+        # What ends it is no sample: until then what a silent sensor has said was true.
+        held = max(0.0, self.held_until - self.arrived) if why != "over" else 0.0
+        seconds = round(max(0.0, self.now + held - event.began), 3)
         # What is switched off and on, or gets another rule, begins anew: a cooldown would hide it.
         cooldown_s = event.rule.cooldown_s if why in {"over", "lost"} else 0.0
         self._silence(event.rule, event.facts, cooldown_s)
         told = {**event.facts, **(facts or {}), "seconds": seconds, "why": why}
-        self._send("end", event, told)
+        self._send("end", event, told, held)
 
     def _silence(self, rule: Rule, facts: Mapping[str, Any], seconds: float) -> None:
         # Even without a cooldown, for samples from before an end that came without a result.
         self._silent_until[_key(rule, facts)] = self.now + seconds
 
-    def _send(self, state: State, event: OngoingEvent, facts: Mapping[str, Any]) -> None:
+    def _send(
+        self, state: State, event: OngoingEvent, facts: Mapping[str, Any], later: float = 0.0
+    ) -> None:
+        """Make a message of an event; *later*: seconds after the latest sample."""
         rule = event.rule
         shown = rule.picture != "none"
         first = state in {"once", "begin"}
@@ -238,7 +245,7 @@ class EventLog:
                 self._pipeline,
                 state,
                 max(0, self.seq),
-                self.time_ns,
+                self.time_ns + int(later * 1e9),
                 event.began_ns,
                 dict(facts),
                 rule.qos,
@@ -248,7 +255,7 @@ class EventLog:
                 shown,
                 asks,
                 rule.clip,
-                self.arrived,
+                self.arrived + later,
             )
         )
 

@@ -159,6 +159,7 @@ class RuleEngine:
             log = self._log
             latest = log.now, log.arrived, log.time_ns
             if silent and log.seq >= 0:
+                log.held_until = now
                 log.let_pass(now - WAY_SECONDS)
                 self._conditions.begin_due()
             if not self._lossless:  # the time of a recording passes with its results

@@ -178,3 +178,31 @@ def test_what_a_silent_sensor_has_said_holds_until_it_says_otherwise() -> None:
     stage.engine.source_lost(switched_off=False, at=stage.now)
     stage.tick(100.0, silent=True)
     assert stage.told()[3:] == [("open", "end")]
+
+
+@pytest.mark.parametrize("why", ["stopped", "reloaded", "lost"])
+def test_what_a_silent_sensor_has_said_lasts_until_it_is_ended(why: Any) -> None:
+    """A door that had been open for an hour was said to have been so for no time at all."""
+    stage = Stage(rules=[{**OPEN, "cooldown_s": 8}])
+    stage.give(Values({"contact": 1.0}))
+    stage.tick(3600.0, silent=True)
+    held = stage.now
+    stage.tick(5.0)  # no longer known to hold
+    if why == "lost":
+        stage.engine.source_lost(switched_off=False, at=stage.now)
+    else:
+        stage.engine.close(why)
+    begun, ended = stage.events
+    assert (ended.facts["why"], ended.facts["seconds"]) == (why, pytest.approx(3600.0))
+    assert ended.time_ns == pytest.approx(held * 1e9, abs=1000)
+    assert begun.time_ns == ended.began_ns
+
+
+def test_what_a_camera_has_shown_lasts_until_it_was_seen_last() -> None:
+    """Nobody knows of the time since."""
+    stage = Stage(rules=[OPEN])
+    for _ in range(2):
+        stage.give(Values({"contact": 1.0}), wait=2.0)
+    stage.tick(60.0)
+    stage.engine.source_lost(switched_off=False, at=stage.now)
+    assert stage.events[-1].facts["seconds"] == pytest.approx(2.0)
