@@ -121,6 +121,8 @@ class Conditions:
         """Go on from the conditions *before*; the events of what has changed end."""
         self._log = log
         self._units = settings.units
+        self._splits = len(settings.arms) > 1
+        """Whether results come of several models in turn."""
         self._entries = [
             _Entry(rule, column, occupancy.keys[column])
             for column, rule in occupancy.rules.items()
@@ -170,7 +172,7 @@ class Conditions:
             value, plain, facts = self._measure(entry, outcome, counts, results)
             if value is not None:
                 entry.facts, entry.model = facts, outcome.model
-            elif outcome.model == entry.model:
+            elif outcome.model == entry.model or self._splits:
                 continue  # a result without the value: no temperature, but the battery
             # Else a version serves that has no such value: what has begun would never end.
             self._tell(entry, entry.condition.step(value, self._log.now, plain=plain))

@@ -5,7 +5,7 @@ Section 3 of the interface.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Literal
 
 from ..config.asks import Ask
@@ -179,6 +179,11 @@ class EventLog:
         made, self._made, self.picture = self._made, [], None
         if made:
             self._emit(made)
+
+    def forget(self, rules: Collection[str]) -> None:
+        """End the cooldowns of these rules, which have changed."""
+        kept = {key: until for key, until in self._silent_until.items() if key[0] not in rules}
+        self._silent_until = kept
 
     def is_silent(self, rule: Rule, facts: Mapping[str, Any]) -> bool:
         """Whether a rule does not apply now or is in its cooldown for this label."""

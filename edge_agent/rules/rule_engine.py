@@ -74,6 +74,7 @@ class RuleEngine:
         """
         with self._lock:
             log, objects = self._log, self._objects
+            log.forget([each.name for each in self._settings.rules if each not in settings.rules])
             self._settings, log.asks = settings, settings.ask
             objects.apply(settings, log.now)
             self._crossings = Crossings(settings, objects, log, self._totals, self._crossings)

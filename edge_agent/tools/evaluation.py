@@ -233,7 +233,7 @@ class Comparison:
         Engines that cannot run it are left out.
 
         Raises:
-            EngineError: none can.
+            EngineError: none of those can, or none of them is left to time it on.
         """
         self.folder = folder
         self.evaluator = evaluator
@@ -248,14 +248,17 @@ class Comparison:
                 self.floats[label(choice)] = evaluator.judge(folder.path, choice)
             except EngineError as problem:
                 unable.append(choice)
-                why = str(problem).rpartition("no engine can run it: ")[2]
-                self.left_out.append(f"left out, as it does not run the float network: {why}")
-        if not self.floats:
-            raise EngineError("; ".join(self.left_out))
+                self._leave_out(problem)
         self._engines = [choice for choice in engines if choice not in unable]
         self.timed = [choice for choice in timed if choice not in unable]
+        if not self.floats or (timed and not self.timed):
+            raise EngineError("; ".join(self.left_out))
         self.float_costs: dict[str, Cost] = {}
         """Costs of the float network by engine."""
+
+    def _leave_out(self, problem: EngineError) -> None:
+        why = str(problem).rpartition("no engine can run it: ")[2]
+        self.left_out.append(f"left out, as it does not run the float network: {why}")
 
     def judge(self, recipe: Recipe, folder: Path) -> Candidate:
         """Judge the network in a model folder, which was made with *recipe*."""
@@ -266,9 +269,16 @@ class Comparison:
     def time(self, candidates: Sequence[Candidate]) -> None:
         """Time networks against the float one."""
         folders = [self.folder.path, *(each.folder for each in candidates)]
-        for number, choice in enumerate(self.timed):
+        for number, choice in enumerate(list(self.timed)):
             self.progress("timing", number, len(self.timed))
-            self.float_costs[label(choice)], *costs = costs_of(folders, choice)
+            try:
+                self.float_costs[label(choice)], *costs = costs_of(folders, choice)
+            except EngineError as problem:
+                if choice in self._engines:
+                    raise
+                self.timed.remove(choice)  # for another target it was not judged on
+                self._leave_out(problem)
+                continue
             for each, cost in zip(candidates, costs, strict=True):
                 each.costs[label(choice)] = cost
 

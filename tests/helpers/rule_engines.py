@@ -49,12 +49,13 @@ def pipeline_of(
     lines: Mapping[str, Sequence[tuple[float, float]]] | None,
     rules: Iterable[Mapping[str, Any]],
     anchor: Any = "bottom",
+    model: str = "m",
 ) -> Pipeline:
     """Make the settings of a pipeline with tracks."""
     return Pipeline(
         name="p",
         source="dir:.",
-        model="m",
+        model=model,
         track=True,
         zones=tuple(
             Zone(name=name, polygon=tuple(points), anchor=anchor)
@@ -82,6 +83,7 @@ class Stage:
         size: tuple[int, int] = (100, 100),
         anchor: Any = "bottom",
         holds: Holds = always,
+        model: str = "m",
     ) -> None:
         self.events: list[Event] = []
         self.totals = LineTotals(None)
@@ -91,7 +93,7 @@ class Stage:
         self.resize(size)
         names = count(1)
         self.engine = RuleEngine(
-            pipeline_of(zones, lines, rules, anchor),
+            pipeline_of(zones, lines, rules, anchor, model),
             lossless=lossless,
             name_event=lambda: f"e{next(names)}",
             emit=self.events.extend,

@@ -88,14 +88,16 @@ def test_what_a_silent_sensor_has_said_holds_under_other_rules() -> None:
     assert stage.told()[6:] == [("leak", "end")]
 
 
-def test_a_rule_that_is_edited_is_silent_for_its_cooldown() -> None:
-    """An edit told of the same thing once more."""
+def test_a_cooldown_goes_on_where_another_rule_is_edited() -> None:
+    """That edit told of the same thing once more; one of the rule itself begins it anew."""
     hot = rule("hot", "value", value="t", above=80.0, frames="1/1", cooldown_s=60.0)
-    stage = Stage(rules=[hot])
+    cold = rule("cold", "value", value="t", below=0.0, frames="1/1")
+    stage = Stage(rules=[hot, cold])
     for value in (90.0, 70.0):
         stage.give(Values({"t": value}))
-    stage.apply(rules=[{**hot, "above": 85.0}])
+    stage.apply(rules=[hot, {**cold, "below": 5.0}])
     stage.give(Values({"t": 90.0}), wait=30.0)
     assert stage.told() == [("hot", "begin"), ("hot", "end")]
-    stage.give(Values({"t": 90.0}), wait=31.0)
+    stage.apply(rules=[{**hot, "cooldown_s": 0.0}])
+    stage.give(Values({"t": 90.0}))
     assert stage.told() == [("hot", "begin"), ("hot", "end"), ("hot", "begin")]

@@ -201,6 +201,10 @@ def test_an_event_ends_with_a_version_that_cannot_have_its_value() -> None:
     stage.give(Values({"temperature": 90.0}), model="m@2")
     assert stage.told() == [("r", "begin"), ("r", "end")]
     assert (stage.events[1].facts["value"], stage.events[1].facts["why"]) == (90.0, "over")
+    split = Stage(rules=[rule("value", value="t", above=80, frames="1/1")], model="m@1:90,m@2:10")
+    for model in ("m@1", "m@2", "m@1"):
+        split.give(Values({"t" if model == "m@1" else "u": 90.0}), model=model)
+    assert split.told() == [("r", "begin")], "of two versions in turn one has it"
     counting = Stage(rules=[rule("count", above=0, frames="1/1")])
     for _ in range(3):
         counting.show(box(50, 60))

@@ -57,19 +57,3 @@ def test_thesis_mobnetssd_lists_of_integers_are_left_as_they_are() -> None:
     assert without_rest(given, DETECTED)["s"] is given["s"]
     pairs = comparable(given, given, DETECTED)
     assert pairs["c"][0] is given["c"]
-
-
-def test_yolo26_rows_of_nearly_equal_scores_change_places() -> None:
-    """`convert` refused two of two full integer files, whose rows are in order of their scores."""
-    one = np.zeros((1, 4, 6), np.float32)
-    one[0, :, 4] = [0.9, 0.002, 0.001, 0.001]
-    one[0, :, :4] = [[1], [2], [3], [4]]
-    other = one[:, [0, 2, 1, 3]]
-    other[0, :, 4] = [0.88, 0.002, 0.002, 0.001]
-    (pair,) = comparable({"o": one}, {"o": other}, {}).values()
-    assert np.abs(pair[0] - pair[1]).max() == np.float32(0.9) - np.float32(0.88)
-    other[0, 0, 0] = 5.0
-    (pair,) = comparable({"o": one}, {"o": other}, {}).values()
-    assert np.abs(pair[0] - pair[1]).max() == 4.0, "the first leads clearly"
-    unsorted = one[:, ::-1]
-    assert comparable({"o": unsorted}, {"o": unsorted}, {})["o"][0] is unsorted

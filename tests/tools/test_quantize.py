@@ -289,6 +289,12 @@ def test_scikit_learn_an_engine_that_cannot_run_the_network_is_left_out(tmp_path
     assert set(report["engines"]) == {"onnxruntime:CPU", "exact"}
     notes = [note for note in report["notes"] if note.startswith("left out, as it does not run")]
     assert ["openvino:CPU" in note for note in notes] == [True]
+    said = call_cli(
+        *("quantize", str(model), "--calibration", str(tmp_path / "data.csv")),
+        *("-o", str(tmp_path / "arm"), "--target", "arm", "--json"),
+    )
+    assert said.code == 0, said.err
+    assert set(json.loads(said.out)["engines"]) == {"onnxruntime:CPU", "exact"}
 
 
 TABLE = """
