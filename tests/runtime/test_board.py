@@ -623,3 +623,24 @@ def test_a_gap_is_not_forgotten_with_the_capture_that_came_after_it(how: Reason)
     assert bench.account().dropped[how] == 1
     put(follows=True)
     assert bench.take().sample.follows
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_gap_before_a_dropped_capture_is_not_given_to_an_older_one_that_waits(
+    waits: bool,
+) -> None:
+    """A row from before the gap took it, and the rules went on over it with the row after it."""
+    bench = Bench(now=0.0)
+    queue = bench.queue(room=2)
+
+    def put(*, follows: bool) -> None:
+        bench.board.put(queue, lambda seq: Sample(NOTHING, seq, 0, 0.0, follows=follows))
+
+    put(follows=True)
+    job = None if waits else bench.take()
+    bench.board.drop(queue, "rate", follows=False)
+    put(follows=True)
+    assert (job or bench.take()).sample.follows
+    put(follows=True)
+    put(follows=True)  # supersedes the one after the gap
+    assert [bench.take().sample.follows for _ in range(2)] == [False, True]

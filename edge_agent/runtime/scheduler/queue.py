@@ -125,15 +125,18 @@ class ResultsInOrder:
         self._delivering = False
         """Whether a lane is delivering results."""
         self._anew = False
-        """Whether a capture that came after a gap gives no result, so that the next one has to
+        """Whether a capture after a gap gives no result, so that the next one to be queued has to
         begin anew in its place."""
 
-    def lack(self, *, follows: bool) -> None:
+    def missed(self, *, follows: bool) -> None:
         """Record that a capture gives no result; *follows*: see `Sample`."""
         self._anew = self._anew or not follows
 
     def after_gap(self, sample: Sample) -> Sample:
-        """Return the next capture to be taken, which does not follow a gap unknown to the rules."""
+        """Return a capture to be queued.
+
+        It is marked as not following, if a capture after a gap was dropped before it.
+        """
         anew, self._anew = self._anew, False
         return replace(sample, follows=False) if anew else sample
 
@@ -227,7 +230,7 @@ class FrameQueue(Generic[M]):
 
     def drop(self, reason: Reason, *, follows: bool = True) -> None:
         """Count a capture that is not queued; *follows*: see `Sample`."""
-        self.results.lack(follows=follows)
+        self.results.missed(follows=follows)
         self.seq += 1
         self.account.captured += 1
         self.account.dropped[reason] += 1
@@ -249,16 +252,23 @@ class FrameQueue(Generic[M]):
         """Append the capture that *make* creates; a full live queue drops its oldest."""
         if not self.lossless and self.full:
             self.drop_oldest("superseded")
-        self.frames.append(make(self.seq))
+        self.frames.append(self.results.after_gap(make(self.seq)))
         self.seq += 1
         self.account.captured += 1
         self.account.waiting += 1
 
     def drop_oldest(self, reason: Reason) -> None:
         """Drop the oldest waiting capture."""
-        self.results.lack(follows=self.frames.popleft().follows)
+        self._missed_oldest(self.frames.popleft())
         self.account.waiting -= 1
         self.account.dropped[reason] += 1
+
+    def _missed_oldest(self, sample: Sample) -> None:
+        """Record that a capture older than all that wait gives no result."""
+        if not self.frames:
+            self.results.missed(follows=sample.follows)
+        elif not sample.follows:
+            self.frames[0] = replace(self.frames[0], follows=False)
 
     # The lane side
 
@@ -305,8 +315,7 @@ class FrameQueue(Generic[M]):
         """Take the first frame for a lane; the model is in use until `complete`."""
         self.route.advance()
         model.users += 1
-        sample = self.results.after_gap(self.frames.popleft())
-        job = Job(self, sample, model, self.results.ticket(), now, charged)
+        job = Job(self, self.frames.popleft(), model, self.results.ticket(), now, charged)
         self.results.jobs[job.ticket] = job
         self.is_new = False
         return job
@@ -328,7 +337,7 @@ class FrameQueue(Generic[M]):
         job.model.users -= 1
         self.account.waiting -= 1
         if deliver is None:
-            self.results.lack(follows=job.sample.follows)
+            self._missed_oldest(job.sample)
             self.account.dropped["error"] += 1
         else:
             self.account.inferred += 1
