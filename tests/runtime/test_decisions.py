@@ -221,6 +221,19 @@ def test_another_view_or_other_files_of_a_version_learn_anew(tmp_path: Path) -> 
     assert [judge(decisions, LEARNS, 5, content=each)[0].threshold for each in "ab"] == [9, None]
 
 
+def test_what_was_learned_of_one_view_outlasts_another(tmp_path: Path) -> None:
+    """With masks for the day and the night, each threshold was learned anew for ever."""
+    decisions = Decisions("p", LearnedValues(tmp_path).thresholds, "rtsp://cam", "day")
+    judge(decisions, LEARNS, *range(1, 11), content="a")
+    decisions.look_at("night")
+    judge(decisions, LEARNS, *range(11, 21), content="a")
+    again = Decisions("p", LearnedValues(tmp_path).thresholds, "rtsp://cam", "night")
+    for each in (decisions, again):
+        for view, known in (("day", 9), ("night", 19)):
+            each.look_at(view)
+            assert judge(each, LEARNS, 5, content="a")[0].threshold == known
+
+
 def test_a_pipeline_learns_of_its_masks_and_of_the_files_that_are_there(tmp_path: Path) -> None:
     """A live change of `masks`; a version that was deleted, and pushed again with other files."""
     folder, learned = tmp_path / "loud", LearnedValues(tmp_path)

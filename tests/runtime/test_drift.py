@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -152,3 +153,24 @@ def test_other_masks_or_files_begin_anew(tmp_path: Path) -> None:
         again = drift(content)
         source.give(again, loud, 161)
         assert ("learning" not in report(again)) == known
+
+
+def test_what_an_earlier_release_has_learned_with_masks_is_taken_over(tmp_path: Path) -> None:
+    """It knew nothing of masks; what it has learned is of those that are there."""
+    kept, source = LearnedValues(tmp_path), Source()
+    loud, masks = model(tmp_path), "[[(0.0, 0.0), (1.0, 0.0), (1.0, 1.0)]]"
+    source.give(made(kept), loud, 1 + LEARN)
+    path = tmp_path / "drift.json"
+    entry = json.loads(path.read_text())["p"]
+    earlier = {key: entry[key] for key in ("model", "rule", "usual")}
+    path.write_text(json.dumps({"p": earlier}))
+    drift = made(LearnedValues(tmp_path))
+    drift.look_at(masks)
+    source.give(drift, loud, 161)
+    assert "learning" not in report(drift)
+    drift.look_at("")
+    source.give(drift, loud, 160)
+    assert report(drift)["learning"] == 0.5, "now it is known to be of the masks"
+    drift.look_at(masks)
+    source.give(drift, loud, 160)
+    assert "learning" not in report(drift)

@@ -156,8 +156,7 @@ class Drift:
         self._against = "learned"
         known = None
         if self._learned is not None:
-            depends = about(content=self._content(model))
-            known = self._learned.get(self._pipeline, model.id, self._rule, depends)
+            known = self._learned.get(self._pipeline, model.id, self._rule, self._about(model))
         if known is not None and tuple(known.inputs) == names:
             self._use(known)
             return
@@ -169,8 +168,11 @@ class Drift:
 
     @property
     def _rule(self) -> str:
-        masks = f" {self._masks}" if self._masks else ""
-        return f"{digest(f'{self._source} {self._region}{masks}')}/{self._learn}"
+        return f"{digest(f'{self._source} {self._region}')}/{self._learn}"
+
+    def _about(self, model: Model) -> dict[str, str]:
+        # Without masks it is known, too, what was black: nothing.
+        return about(view=self._masks or "no masks", content=self._content(model))
 
     def _use(self, usual: Usual) -> None:
         from ...inference.drift import Histogram
@@ -189,8 +191,7 @@ class Drift:
         self._use(usual)
         log.info("%s: has learned what is usual of %s", self._pipeline, model.id)
         if self._learned is not None:
-            depends = about(content=self._content(model))
-            self._learned.put(self._pipeline, model.id, self._rule, usual, depends)
+            self._learned.put(self._pipeline, model.id, self._rule, usual, self._about(model))
 
     def _compare(self) -> None:
         import numpy as np

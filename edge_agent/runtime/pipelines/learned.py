@@ -30,7 +30,8 @@ T = TypeVar("T")
 
 
 KEPT = 4
-"""Versions of which a pipeline keeps what it has learned: after a rollback it is needed again."""
+"""Values that a pipeline keeps: after a rollback, or with its masks of the day, an earlier one is
+needed again."""
 
 
 class Learned(Generic[T]):
@@ -80,12 +81,19 @@ class Learned(Generic[T]):
         value: T,
         about: Mapping[str, str] | None = None,
     ) -> None:
-        """Store a value over restarts."""
+        """Store a value over restarts.
+
+        What was learned of the version by another rule, or of something else, may be needed again.
+        """
         with self._lock:
             known = self._read()
-            entry = {"model": model, "rule": rule, self._key: self._to_json(value), **(about or {})}
-            others = [each for each in known.get(pipeline, []) if each["model"] != model]
-            known[pipeline] = [entry, *others][:KEPT]
+            of = {"model": model, "rule": rule, **(about or {})}
+            others = [
+                each
+                for each in known.get(pipeline, [])
+                if {key: each[key] for key in each if key != self._key} != of
+            ]
+            known[pipeline] = [{**of, self._key: self._to_json(value)}, *others][:KEPT]
             self._save()
         self.on_put()
 
