@@ -174,3 +174,15 @@ def test_what_an_earlier_release_has_learned_with_masks_is_taken_over(tmp_path: 
     drift.look_at(masks)
     source.give(drift, loud, 160)
     assert "learning" not in report(drift)
+
+
+def test_other_files_of_a_version_begin_anew_in_the_same_run(tmp_path: Path) -> None:
+    """Pushed again under its number, a model was measured by what had been usual of the other."""
+    first, source = model(tmp_path), Source()
+    second = opened(tmp_path / "loud-1")
+    contents = {first: "a", second: "b"}
+    drift = Drift("p", LearnedValues(tmp_path).usual, "csv:x", None, contents.__getitem__)
+    source.give(drift, first, 1 + LEARN)
+    assert "learning" not in report(drift)
+    source.give(drift, second, 160, mean=9.0)
+    assert report(drift)["learning"] == 0.5

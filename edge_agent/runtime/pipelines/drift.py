@@ -53,7 +53,8 @@ class Drift:
         self._masks = ""
         """The areas of its pictures that are black; empty: none."""
         self._content = content
-        self._model: str | None = None
+        self._model: tuple[str, str] | None = None
+        """The id of the version, and the digest of its files; empty: to begin anew."""
         self._limit = 0.0
         self._values: list[Array] = []
         self._scores: list[float] = []
@@ -71,17 +72,17 @@ class Drift:
         """Follow pictures with other masks, of which it is learned anew what is usual."""
         if masks != self._masks:
             self._masks = masks
-            self._model = self._model and ""  # begins anew with the next result
+            self._model = self._model and ("", "")  # begins anew with the next result
 
     def follow(self, model: Model, sample: Sample, found: Findings, limit: float) -> None:
         """Add a result before any decision over several windows; *limit* is the lowest score."""
         if self._model is None:
             # The first result must not wait for further imports.
-            self._model = ""
+            self._model = "", ""
             return
         from ...inference.drift import values
 
-        if model.id != self._model or limit != self._limit:
+        if (model.id, self._content(model)) != self._model or limit != self._limit:
             self._begin(model, limit)
         data = sample.data
         if self._region is not None and sample.picture:
@@ -118,9 +119,10 @@ class Drift:
 
     def _begin(self, model: Model, limit: float) -> None:
         """Forget earlier results, which are from another version or threshold."""
-        if self._model and model.id != self._model:
+        of = model.id, self._content(model)
+        if self._model and self._model[0] and of != self._model:
             log.info("%s: drift is measured again, for %s", self._pipeline, model.id)
-        self._model, self._limit = model.id, limit
+        self._model, self._limit = of, limit
         self._values.clear()
         self._scores.clear()
         self._usual = self._learner = self._inputs = self._score = None
