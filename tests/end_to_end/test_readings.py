@@ -52,7 +52,10 @@ def fridge(**rule: Any) -> dict[str, Any]:
 def test_a_sensor_that_reports_changes_need_not_say_again_that_it_is_warm(
     broker: Mosquitto, listen: Listeners, agent: Agents
 ) -> None:
-    """With `gap_s` silence means that nothing changes: `for_s` passes without another message."""
+    """With `gap_s` silence means that nothing changes: `for_s` passes without another message.
+
+    One that sends several rows at once is only gathering the next ones.
+    """
     rule = {"name": "r", "when": "value", "value": "value", "above": 8, "frames": "1/1"}
     pipelines = [
         {"name": name, "source": f"mqtt:plant/{name}{more}", "model": "readings", **keys}
@@ -60,6 +63,7 @@ def test_a_sensor_that_reports_changes_need_not_say_again_that_it_is_warm(
             ("irregular", "", {"rules": [{**rule, "for_s": 0.5}]}),
             ("hasty", "?gap_s=60", {"rules": [{**rule, "for_s": 0.5}], "deadline_ms": 1e4}),
             ("refused", "?gap_s=60", {"rules": [{**rule, "for_s": 0.5}]}),
+            ("gathered", "?gap_s=60&field=value&time=t", {"rules": [{**rule, "for_s": 0.5}]}),
             ("changes", "?gap_s=60", {"rules": [{**rule, "for_s": 3.0}]}),
         )
     ]
@@ -67,11 +71,14 @@ def test_a_sensor_that_reports_changes_need_not_say_again_that_it_is_warm(
     agent(agent_settings("box", broker.url, pipelines))
     for pipeline in pipelines:
         heard.wait_state(f"edge/box/source/{pipeline['name']}", state="running")
-        heard.publish(f"plant/{pipeline['name']}", "9")
+        now = time.time()
+        gathered = json.dumps({"value": [1, 9], "t": [now - 1, now]})
+        said = gathered if pipeline["name"] == "gathered" else "9"
+        heard.publish(f"plant/{pipeline['name']}", said)
     heard.publish("plant/refused", "NaN")
     (begun,) = on(heard, "edge/box/event/changes", 1)
     assert (begun["state"], begun["value"]) == ("begin", 9)
-    for name in ("irregular", "hasty", "refused"):
+    for name in ("irregular", "hasty", "refused", "gathered"):
         assert heard.on(f"edge/box/event/{name}") == []
 
 

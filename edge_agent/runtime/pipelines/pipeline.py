@@ -193,14 +193,14 @@ class Pipeline:
     def silent_since(self) -> float:
         """Since when its sensor says nothing because nothing changes, monotonic seconds.
 
-        That is so for at most `gap_s`, and only where no reading is left out or refused. Minus
-        infinity: it is not so.
+        That is so for at most `gap_s`, and only where no reading is left out, refused, or gathered
+        with others to be sent later. Minus infinity: it is not so.
         """
         latest, gap_s = self.stream.latest, self.spec.options.get("gap_s")
         if not self.settings.tells_each_reading or gap_s is None:
             return -inf
         refused = self.errors.latest is not None and self.errors.latest[0] > latest
-        if refused or time.monotonic() - latest > gap_s:
+        if refused or self.stream.together or time.monotonic() - latest > gap_s:
             return -inf
         running = self.spec.live and self.state == "running" and self.queue.at_rest
         return latest if running and self.rate is None else -inf

@@ -167,6 +167,7 @@ class PipelineRoute:
                 self._errors.record_sink(type(stage).__name__, reason(problem))
         if self._stream.began is None:
             self._stream.began = time.monotonic()
+        self._stream.together = sample.since == self._stream.latest
         self._stream.latest = sample.since
         takers: tuple[Sink | Snapshots, ...] = (*self._common.sinks.all, self._snapshots)
         for taker in takers:

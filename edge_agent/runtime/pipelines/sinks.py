@@ -54,6 +54,8 @@ class Stream:
     """When its first result was ready, monotonic seconds."""
     latest: float = -math.inf
     """When the frame of its latest result was captured, monotonic seconds."""
+    together: bool = False
+    """Whether the one before came with it, as another row of the same message."""
 
 
 class Sink:
