@@ -36,7 +36,7 @@ from .engines.engine import EngineChoice
 from .folding.fold import Fold
 from .model import Model
 from .preprocess.window_stats import WindowStats
-from .preprocess.windowing import Window, Windower, moment
+from .preprocess.windowing import Window, Windower, moments
 
 ONLY = "value"
 """The name of a single value that has none."""
@@ -193,13 +193,15 @@ class EachReading(Windower):
 
     def push(self, reading: Reading) -> list[Window]:
         rows, times = reading.data, reading.times
+        clocks = [reading.time_ns] * len(rows) if times is None else times.tolist()
+        measured = moments(reading, clocks)
         found = []
         for place in map(int, np.flatnonzero(~np.isnan(rows).all(axis=1))):
-            at = reading.time_ns if times is None else int(times[place])
             # A copy: a view would keep the whole piece alive while one row waits.
-            row = np.array(rows[place])
-            since, measured = reading.since, moment(reading, at)
-            found.append(Window(row, at, since, measured, None, self._follows, reading.columns))
+            row, clock, at = np.array(rows[place]), clocks[place], measured[place]
+            found.append(
+                Window(row, clock, reading.since, at, None, self._follows, reading.columns)
+            )
             self._follows = True
         return found
 

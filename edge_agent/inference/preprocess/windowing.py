@@ -105,10 +105,11 @@ class Window(NamedTuple):
         )
 
 
-def moment(reading: Reading, time_ns: int) -> float:
-    """Return when a row of a reading was measured that has this time, see `Sample.at`."""
-    at = reading.since if reading.at is None else reading.at
-    return at - (reading.time_ns - time_ns) / 1e9
+def moments(reading: Reading, times: Sequence[int]) -> list[float]:
+    """Return when the rows of a reading were measured that have these times, see `Sample.at`."""
+    at, last = reading.since if reading.at is None else reading.at, reading.time_ns
+    # Most readings have a single row, for which an array would take longer.
+    return [at - (last - time_ns) / 1e9 for time_ns in times]
 
 
 def part_of(reading: Reading, begin: int, end: int) -> Reading:
@@ -230,29 +231,33 @@ class Windower:
         window, since = self._spec.window, reading.since
         clocks = np.full(len(kept), reading.time_ns, np.int64) if times is None else times
         if window is None:
-            return [self._single(*each, reading) for each in zip(kept, clocks, strict=True)]
-        names = self._channels.names
+            lasts = clocks.tolist()
+            each = zip(kept, lasts, moments(reading, lasts), strict=True)
+            return [self._single(row, last, since, at) for row, last, at in each]
+        names, cut = self._channels.names, list(self._cut(kept, clocks, window))
+        lasts = [int(clock[start + window - 1]) for _, clock, start, _ in cut]
         return [
             Window(
                 block[start : start + window],
-                last := int(at[start + window - 1]),
+                last,
                 since,
-                moment(reading, last),
-                None if times is None else int(at[start]),
+                at,
+                None if times is None else int(clock[start]),
                 follows,
                 names,
                 self._spec,
             )
-            for block, at, start, follows in self._cut(kept, clocks, window)
+            for (block, clock, start, follows), last, at in zip(
+                cut, lasts, moments(reading, lasts), strict=True
+            )
         ]
 
-    def _single(self, row: Array, time_ns: np.int64, reading: Reading) -> Window:
+    def _single(self, row: Array, last: int, since: float, at: float) -> Window:
         """Return a row that is an input by itself."""
-        last, follows, self._follows = int(time_ns), self._follows, True
+        follows, self._follows = self._follows, True
         # A copy: a view would keep the whole piece alive while one row waits.
         data = np.array(row, np.float32)
-        at = moment(reading, last)
-        return Window(data, last, reading.since, at, None, follows, (), self._spec)
+        return Window(data, last, since, at, None, follows, (), self._spec)
 
     def _resample(self, rows: Array, reading: Reading) -> tuple[Array, NDArray[np.int64] | None]:
         if rows.ndim != 2:
