@@ -124,6 +124,7 @@ def foreign(folder: Path) -> str:
     """
     me, need = os.geteuid(), os.R_OK | os.W_OK
     for parent, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if name != "lost+found"]  # of any mounted disk
         for path in (Path(parent, name) for name in ("", *folders, *names)):
             with suppress(OSError):  # it may just have been removed
                 owner = path.lstat().st_uid

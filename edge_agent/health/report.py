@@ -145,7 +145,8 @@ class _Machine:
 
     def owner_problems(self, reasons: Sequence[str]) -> list[str]:
         """Return what belongs to another user, if something was denied."""
-        denied = any(os.strerror(errno.EACCES) in reason for reason in reasons)
+        place, why = str(self._state_dir), os.strerror(errno.EACCES)
+        denied = any(why in reason and place in reason for reason in reasons)
         whose = foreign(self._state_dir) if denied else ""
         return [f"state_dir: {whose}"] if whose else []
 

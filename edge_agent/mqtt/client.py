@@ -443,7 +443,7 @@ class Client:
                 self._check_acknowledgments(connection, pause)
                 if time.monotonic() - said > STATUS_SECONDS:
                     said = time.monotonic()
-                    connection.publish(self._status_topic, status, 0, retain=True)
+                    self._outbox.publish(self._status_topic, status, 1, retain=True)
                 if self._subscribing.passed(connection, pause):
                     log.warning("broker: %s", self._subscribing.problem)
             pause = REPLAY_SECONDS if inflight.has_waiting else BARRIER_SECONDS

@@ -7,6 +7,7 @@ what is published.
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections import Counter, deque
@@ -19,7 +20,7 @@ from ..core.errors import BrokerError
 from ..core.frozen import record
 from . import paho_client
 from .connection import ALL, TAKEN_OVER, UNSPECIFIED, Abilities, Connection, Hooks, Node, Will
-from .paho_client import CONNECT_TIMEOUT, Where, make_client
+from .paho_client import CONNECT_TIMEOUT, NODE_EXPIRY, Where, make_client
 from .tls import Certificates, tls_context
 
 if TYPE_CHECKING:
@@ -68,8 +69,14 @@ class Left:
 
     where: Where
     shared: bool = True
-    """Whether its sessions may be those of the other nodes, too; else what another one has kept
-    for us was carried out meanwhile, and is discarded."""
+    """Whether its sessions may be those of the other nodes, too."""
+    since: float = -math.inf
+    """When that connection began, monotonic seconds."""
+
+    def outdates(self, where: Where) -> bool:
+        """Whether what another node may still keep for us was carried out meanwhile."""
+        recent = time.monotonic() - self.since < 2 * NODE_EXPIRY
+        return not self.shared and self.where != where and recent
 
 
 def connect(
@@ -110,7 +117,7 @@ def connect(
     first = 1 + next((n for n, (_, where) in enumerate(places) if left and where == left.where), -1)
     for node, where in places[first:] + places[:first]:
         own = Node(where, node.address, nodes > 1)
-        clean = left is not None and not left.shared and left.where != where
+        clean = nodes > 1 and left is not None and left.outdates(where)
         attempt = _Attempt(
             node, own, client_id, hooks, will, tls, session, stopping, abilities, clean
         )
@@ -298,8 +305,10 @@ class Steadiness:
     def __init__(self) -> None:
         self.short_lived = 0
         """Connections in a row that did not last."""
+        self.lost_at = 0.0
+        """Monotonic time when the last one was lost."""
         self._since = 0.0
-        """Monotonic time when the last one began."""
+        """Monotonic time when it began."""
         self._problem: str | None = None
 
     def begin(self) -> None:
@@ -308,7 +317,8 @@ class Steadiness:
 
     def end(self) -> bool:
         """Record that it was lost; return whether it has lasted."""
-        lasted = time.monotonic() - self._since
+        self.lost_at = time.monotonic()
+        lasted = self.lost_at - self._since
         if lasted >= SETTLED:
             self._problem = None
         self.short_lived = 0 if lasted >= STABLE else self.short_lived + 1
@@ -436,10 +446,7 @@ class Reconnect:
             abilities=self._abilities,
             left=self._left,
         )
-        where, before = connection.node.where, self._left
-        moved = before is not None and before.where != where
-        shared = before is None or (before.shared and (connection.resumed or not moved))
-        self._left = Left(where, shared)
+        self._left = self._left_by(connection)
         if connection.abilities == ALL:
             self._took_all = True
         elif self._took_all and connection.protocol == 4 and connection.node.has_others:
@@ -452,6 +459,16 @@ class Reconnect:
         if connection.protocol_confirmed:
             self._protocol = connection.protocol
         return connection
+
+    def _left_by(self, connection: Connection) -> Left:
+        """Return what a move to this connection's node, if it was one, says of the nodes."""
+        where, before, now = connection.node.where, self._left, time.monotonic()
+        if before is None or before.where == where or not connection.node.has_others:
+            return Left(where, before is None or before.shared, now)
+        # A node that shares sessions has ours, if it was not away for too long.
+        if before.outdates(where) or now - self._steadiness.lost_at > NODE_EXPIRY:
+            return Left(where, before.shared, now)
+        return Left(where, connection.resumed, now)
 
     def _report_lost(self, connection: Connection) -> float:
         """Report why a connection was lost; return the seconds to wait before the next."""

@@ -249,7 +249,7 @@ class Actions:
 
     def settle(self, seconds: float) -> None:
         """Wait until the broker has answered what was published, up to *seconds*."""
-        waiting = {message.number for message in self._messages}
+        waiting = {message.number for message in list(self._messages)}
         with self._changed:
             self._changed.wait_for(
                 lambda: all(

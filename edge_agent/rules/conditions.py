@@ -149,9 +149,9 @@ class Conditions:
             if entry.event is not None:
                 self._log.end(entry.event, "reloaded")
 
-    def step_fresh(self, outcome: Outcome, counts: NDArray[np.intp] | None, results: int) -> None:
-        """Check the latest result by the rules that are new: a silent sensor gives no other."""
-        self._step(self._fresh, outcome, counts, results)
+    def step_fresh(self, outcome: Outcome) -> None:
+        """Check an earlier result, without objects, by the rules that are new."""
+        self._step(self._fresh, outcome, None, 0)
 
     def step(self, outcome: Outcome, counts: NDArray[np.intp] | None, results: int) -> None:
         """Check a result.
@@ -278,9 +278,18 @@ class Crossings:
             self._take_over(before)
 
     def _take_over(self, before: Crossings) -> None:
-        if self._gates is not None and before._gates is not None:
-            before._gates.grow(self._objects.tracker.room)
-            self._gates.take_over(before._gates, *common(self._keys, before._keys))
+        if before._gates is None:
+            return
+        before._gates.grow(self._objects.tracker.room)
+        mine, theirs = common(self._keys, before._keys)
+        if self._gates is not None:
+            self._gates.take_over(before._gates, mine, theirs)
+        # What is gone tells of whoever was last seen beyond it, as where an object is given up.
+        alive = self._objects.tracker.alive
+        pending = before._gates.pending(alive)
+        for row, gate in where(pending):
+            if gate not in theirs:
+                before._tell(int(alive[row]), gate, int(pending[row, gate]))
 
     def step(self, view: View) -> None:
         """Check a result."""

@@ -260,8 +260,9 @@ class Journal:
         ]
         self._outdated |= len(kept) != len(self._fresh)
         # Those not published yet are limited by the dispatcher.
-        surplus = sum(each.published_at is not None for each in kept) - MOST
-        self._fresh = kept[max(0, surplus) :]
+        sent = [e for e in kept if e.published_at not in {None, math.inf} and not e.due]
+        surplus = {id(each) for each in sent[: max(0, len(sent) - MOST)]}
+        self._fresh = [each for each in kept if id(each) not in surplus] if surplus else kept
 
     def _write(self) -> None:
         """Write the whole state, replacing the appended entries."""

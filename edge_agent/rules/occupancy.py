@@ -220,6 +220,9 @@ class TrackedObjects:
         labels found in each by second stages.
         """
         tracker, occupancy = self.tracker, self.occupancy
+        if tracker.size != size:
+            x, y = size[0] / tracker.size[0], size[1] / tracker.size[1]
+            self._boxes *= np.array([x, y, x, y], np.float32)
         slot_of = tracker.update(found, weak, seconds, size)
         if tracker.room > len(self.scores):
             self.scores, self._boxes = grown(tracker.room, self.scores, self._boxes)

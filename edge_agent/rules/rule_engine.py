@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from ..config.settings import Pipeline
-from ..core.types import Detections, Outcome, Sample
+from ..core.types import Detections, Outcome, Sample, Values
 from ..runtime.pipelines.sinks import Shape
 from .conditions import Conditions, Crossings, Moves, Stays
 from .event import UPDATE_SECONDS, Event, EventLog, Holds, Why, always
@@ -22,6 +22,8 @@ from .tracker import LOWEST_SCORE
 
 FIRST_SECONDS = 1 / 30
 """Assumed seconds before a first result."""
+MOST_KINDS = 16
+"""Most kinds of messages of a sensor, by the values in them, of which the latest is kept."""
 WAY_SECONDS = 1.0
 """How long what a sensor says may be on its way to the rules."""
 
@@ -58,8 +60,8 @@ class RuleEngine:
         self._moves = Moves(objects, self._log)
         self._stays = Stays(objects, self._log)
         self._conditions = Conditions(settings, objects.occupancy, self._log)
-        self._latest: Outcome | None = None
-        """The latest result since the source was opened."""
+        self._latest: dict[tuple[str, ...], Outcome] = {}
+        """Of a sensor, the latest result with these values since it was opened, oldest first."""
         self._results = 0
         """Number of results with objects since the source was opened."""
         self._updated = 0.0
@@ -69,8 +71,9 @@ class RuleEngine:
     def apply(self, settings: Pipeline) -> None:
         """Go on with other zones, lines, rules, units and questions.
 
-        Objects keep their tracks, and what has not changed its state and its events; events of what
-        has changed end.
+        Objects keep their tracks; what has not changed keeps its state and its events. Events of
+        what has changed end; what is new judges what a silent sensor has said. A camera's next
+        frame does that, so that the event has its picture.
         """
         with self._lock:
             log, objects = self._log, self._objects
@@ -81,10 +84,8 @@ class RuleEngine:
             self._moves = Moves(objects, log)
             self._stays = Stays(objects, log, self._stays)
             self._conditions = Conditions(settings, objects.occupancy, log, self._conditions)
-            if (latest := self._latest) is not None:
-                boxed = isinstance(latest.findings, Detections)
-                counts = objects.occupancy.count() if boxed else None
-                self._conditions.step_fresh(latest, counts, self._results)
+            for latest in self._latest.values():
+                self._conditions.step_fresh(latest)
             log.flush()
 
     def process(self, sample: Sample, outcome: Outcome, weak: Detections | None) -> Outcome:
@@ -114,13 +115,22 @@ class RuleEngine:
                 self._results += 1
                 self._look_at_objects(view)
                 counts = self._objects.occupancy.count()
-            self._latest = outcome
+            if not sample.picture:
+                self._keep(outcome)
             self._conditions.step(outcome, counts, self._results)
             if sample.since - self._updated >= UPDATE_SECONDS:
                 self._updated = sample.since
                 self._stays.update()
             self._log.flush()
             return outcome
+
+    def _keep(self, outcome: Outcome) -> None:
+        found = outcome.findings
+        names = tuple(sorted(found.values)) if isinstance(found, Values) else ()
+        self._latest.pop(names, None)
+        self._latest[names] = outcome
+        if len(self._latest) > MOST_KINDS:
+            del self._latest[next(iter(self._latest))]
 
     def _seconds_to(self, sample: Sample) -> float:
         """Return the seconds since the previous sample in the time of the recorded scene."""
@@ -190,13 +200,14 @@ class RuleEngine:
             return self._objects.counts()
 
     def shapes(self) -> list[Shape]:
-        inside = self.counts(seen=False)
+        with self._lock:  # `apply` changes both
+            settings, inside = self._settings, self._objects.counts()
         shapes = [
             Shape(zone.polygon, True, f"{zone.name} {sum(inside[zone.name].values())}")
-            for zone in self._settings.zones
+            for zone in settings.zones
         ]
-        totals = self._totals.of([line.name for line in self._settings.lines])["lines"]
-        for line in self._settings.lines:
+        totals = self._totals.of([line.name for line in settings.lines])["lines"]
+        for line in settings.lines:
             ways = {way: sum(counts.values()) for way, counts in totals[line.name].items()}
             text = f"{line.name} in {ways['in']} out {ways['out']}"
             shapes.append(Shape(line.points, False, text))
@@ -219,5 +230,5 @@ class RuleEngine:
             self._log.flush()
             self._objects.reset()
             self._log.seq = -1
-            self._latest = None
+            self._latest.clear()
             self._results = 0

@@ -14,7 +14,7 @@ import numpy as np
 from edge_agent.config.rules import Line, Rule, Zone
 from edge_agent.config.settings import Broker, Pipeline, Settings
 from edge_agent.core.timeline import Timeline
-from edge_agent.core.types import Detections, Findings, Outcome, Sample, Timing
+from edge_agent.core.types import Detections, Findings, Outcome, Sample, Timing, Values
 from edge_agent.mqtt.client import Client
 from edge_agent.mqtt.topics import Topics
 from edge_agent.rules.dispatcher import EventDispatcher
@@ -145,7 +145,13 @@ class Stage:
         """Give the findings of the next frame."""
         self.now += self.period if wait is None else wait
         self.seq += 1
-        sample = Sample(self._picture, self.seq, int(self.now * 1e9), self.now)
+        sample = Sample(
+            self._picture,
+            self.seq,
+            int(self.now * 1e9),
+            self.now,
+            picture=not isinstance(findings, Values),
+        )
         outcome = Outcome(model, "none", findings, Timing(0.0, 0.0, 0.0), drift=drift or {})
         outcome = self.engine.process(sample, outcome, detections(weak) if weak else None)
         return outcome.findings

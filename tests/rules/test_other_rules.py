@@ -88,6 +88,58 @@ def test_what_a_silent_sensor_has_said_holds_under_other_rules() -> None:
     assert stage.told()[6:] == [("leak", "end")]
 
 
+def test_a_sensor_that_says_one_thing_at_a_time_is_judged_by_all_that_it_said() -> None:
+    """An edit ended the alarm of a leak for good, as the battery had spoken last."""
+    leak = rule("leak", "value", value="leak", above=0.5, frames="1/1")
+    stage = Stage(rules=[leak])
+    stage.give(Values({"leak": 1.0}))
+    stage.give(Values({"battery": 97.0}))
+    stage.apply(rules=[{**leak, "above": 0.7}])
+    assert stage.told() == [("leak", "begin"), ("leak", "end"), ("leak", "begin")]
+
+
+def test_an_edited_rule_of_a_camera_begins_with_a_picture() -> None:
+    """It began between two frames, without one, and a model was asked what is in no picture."""
+    count = rule("n", "count", above=0, picture="frame")
+    stage = Stage(zones={"yard": WHOLE}, rules=[count])
+    for _ in range(4):
+        stage.show(box(50, 60))
+    stage.apply(zones={"yard": WHOLE}, rules=[{**count, "for_s": 0.01}])
+    assert stage.told() == [("n", "begin"), ("n", "end")]
+    for _ in range(2):
+        stage.show(box(50, 60))
+    assert stage.told()[2:] == [("n", "begin")]
+    assert stage.events[2].picture is not None
+
+
+def test_who_is_beyond_a_line_has_crossed_it_though_its_rule_is_edited() -> None:
+    """Two of three results had said so, and the third came under another rule."""
+    lines = {"gate": ((0.5, 1.0), (0.5, 0.0))}
+    crosses = rule("over", "cross", line="gate", frames="3/3")
+    stage = Stage(lines=lines, rules=[crosses])
+    for x in range(30, 54):
+        stage.show(box(x, 60))
+    assert stage.told() == []
+    stage.apply(lines=lines, rules=[{**crosses, "frames": "2/3"}])
+    for x in range(54, 70):
+        stage.show(box(x, 60))
+    assert stage.told() == [("over", "once")]
+
+
+def test_objects_are_where_they_are_after_another_size_and_other_zones() -> None:
+    """A box in pixels of before was in no zone, so that its object came in with the next frame."""
+    stage = Stage(zones={"yard": WHOLE}, rules=[rule("in", "enter", zone="yard")])
+    for _ in range(4):
+        stage.show(box(80, 90))
+    stage.resize((50, 50))
+    stage.show()
+    zones = {"yard": WHOLE, "right": ((0.5, 0.0), (1.0, 0.0), (1.0, 1.0), (0.5, 1.0))}
+    stage.apply(zones=zones, rules=[rule("in", "enter", zone="right")])
+    for _ in range(4):
+        stage.show(("a", 0.9, (37.5, 40.0, 42.5, 45.0)))
+    assert stage.told() == [("in", "once")]
+
+
 def test_a_cooldown_goes_on_where_another_rule_is_edited() -> None:
     """That edit told of the same thing once more; one of the rule itself begins it anew."""
     hot = rule("hot", "value", value="t", above=80.0, frames="1/1", cooldown_s=60.0)
