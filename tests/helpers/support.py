@@ -331,6 +331,9 @@ class Lacking(Relay):
 class AgentProcess:
     """`edge-agent run` as its users run it."""
 
+    prefix: Sequence[str] = ()
+    """A command that runs the command after it."""
+
     def __init__(
         self,
         folder: Path,
@@ -338,7 +341,6 @@ class AgentProcess:
         environ: dict[str, str] | None = None,
         prefix: Sequence[str] = (),
     ) -> None:
-        """Start it; *prefix* is a command that runs the command after it."""
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
         self.config = folder / "config.toml"
