@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import pytest
 import tomli_w
 
 from edge_agent.config.settings import Broker
+from edge_agent.mqtt.connection import ReceivedMessage
 from edge_agent.mqtt.one_shot import OneShotClient
+from tests.helpers.mqtt_client import make_client
 from tests.helpers.nats import Nats
 from tests.helpers.small_models import brightness, plain, write_pictures
 from tests.helpers.support import (
+    PATIENCE,
     AgentProcess,
     Lacking,
     Listener,
     Mosquitto,
+    Relay,
     agent_settings,
     run_cli,
     wait_until,
@@ -144,6 +150,33 @@ def test_a_bridged_pair_carries_no_command_out_twice(tmp_path: Path, agent: Agen
         listener.close()
         one.stop()
         other.stop()
+
+
+def test_nodes_that_share_sessions_keep_what_is_said_amid_a_move(broker: Mosquitto) -> None:
+    """Two ways to one broker: the session that they share is resumed after each move."""
+    one, two = Relay(broker.port), Relay(broker.port)
+    inbox: SimpleQueue[ReceivedMessage | None] = SimpleQueue()
+    client = make_client((one.url, two.url), inbox)
+    running = threading.Thread(target=client.run, daemon=True)
+    running.start()
+    wait_until(lambda: client.connected, "a connection")
+    with OneShotClient(Broker(url=broker.url), []) as sender:
+        for number, (left, taken) in enumerate([(one, two), (two, one), (one, two)]):
+            taken.shut()
+            left.shut()
+            left.cut()
+            wait_until(lambda: not client.connected, "the connection to break")
+            topic = f"edge/box/in/set/p{number}/enabled"
+            sender.wait_published([sender.publish(topic, b"OFF")])
+            taken.open()
+            while (heard := inbox.get(timeout=PATIENCE)) is None or heard.topic != topic:
+                continue  # an earlier one, which nobody has acknowledged
+            wait_until(lambda: client.connected, "the other node")
+    client.close()
+    running.join()
+    for relay in (one, two):
+        relay.shut()
+        relay.cut()
 
 
 def bridged(one: Mosquitto, other: Mosquitto) -> bool:
