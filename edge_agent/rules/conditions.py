@@ -7,7 +7,7 @@ time, with hysteresis; the event lasts while the condition is true.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -117,8 +117,12 @@ class Conditions:
         occupancy: Occupancy,
         log: EventLog,
         before: Conditions | None = None,
+        latest: Iterable[Outcome] = (),
     ) -> None:
-        """Go on from the conditions *before*; the events of what has changed end."""
+        """Go on from the conditions *before*; the events of what has changed end.
+
+        What is new is checked with the *latest* results, without objects, of a silent sensor.
+        """
         self._log = log
         self._units = settings.units
         self._splits = len(settings.arms) > 1
@@ -130,28 +134,24 @@ class Conditions:
         ]
         whole = rules_by_trigger(settings.rules, "result")
         self._entries += [_Entry(rule, None, rule) for rule in whole]
-        self._fresh = self._entries
-        """Those that have seen no result yet."""
-        if before is not None:
-            self._take_over(before)
+        fresh = self._entries if before is None else self._take_over(before)
+        for outcome in latest:
+            self._step(fresh, outcome, None, 0)
 
-    def _take_over(self, before: Conditions) -> None:
-        known = {entry.rule.name: entry for entry in before._entries}
-        self._fresh = []
+    def _take_over(self, before: Conditions) -> list[_Entry]:
+        """Take what has not changed from the conditions *before*; return what is new."""
+        known, fresh = {entry.rule.name: entry for entry in before._entries}, []
         for place, entry in enumerate(self._entries):
             same = known.get(entry.rule.name)
             if same is None or same.key != entry.key:
-                self._fresh.append(entry)
+                fresh.append(entry)
                 continue
             same.column = entry.column
             self._entries[place] = known.pop(same.rule.name)
         for entry in known.values():
             if entry.event is not None:
                 self._log.end(entry.event, "reloaded")
-
-    def step_fresh(self, outcome: Outcome) -> None:
-        """Check an earlier result, without objects, by the rules that are new."""
-        self._step(self._fresh, outcome, None, 0)
+        return fresh
 
     def step(self, outcome: Outcome, counts: NDArray[np.intp] | None, results: int) -> None:
         """Check a result.

@@ -138,7 +138,7 @@ class EventLog:
         """
         self._holds = holds
         self.seq = -1
-        """The `seq` and time of the latest sample."""
+        """The `seq` of the latest sample."""
         self.now = 0.0
         """When the latest sample was measured: seconds that only go forward, see `Reading.at`."""
         self.arrived = 0.0

@@ -83,9 +83,9 @@ class RuleEngine:
             self._crossings = Crossings(settings, objects, log, self._totals, self._crossings)
             self._moves = Moves(objects, log)
             self._stays = Stays(objects, log, self._stays)
-            self._conditions = Conditions(settings, objects.occupancy, log, self._conditions)
-            for latest in self._latest.values():
-                self._conditions.step_fresh(latest)
+            self._conditions = Conditions(
+                settings, objects.occupancy, log, self._conditions, self._latest.values()
+            )
             log.flush()
 
     def process(self, sample: Sample, outcome: Outcome, weak: Detections | None) -> Outcome:

@@ -18,15 +18,8 @@ def small_disk(folder: Path, size: str) -> Iterator[Path]:
     """Mount a tmpfs of *size*, say `1m`; skip the test where that is not allowed."""
     if os.geteuid() != 0:
         pytest.skip("only root may mount a small disk")
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)]
-    done = subprocess.run(mount, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        pytest.skip(f"a small disk cannot be mounted here: {done.stderr.strip()}")
-    try:
+    with _mounted(folder, "-t", "tmpfs", "-o", f"size={size}", "tmpfs"):
         yield folder
-    finally:
-        subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
 @contextmanager
@@ -37,18 +30,11 @@ def compressed_image(content: Path, place: Path) -> Iterator[Path]:
     """
     if os.geteuid() != 0 or shutil.which("mksquashfs") is None:
         pytest.skip("only root may mount an image, and mksquashfs makes it")
-    place.mkdir()
     image = place.with_suffix(".squashfs")
     made = ["mksquashfs", str(content), str(image), "-comp", "zstd", "-quiet", "-no-progress"]
     subprocess.run(made, check=True, capture_output=True)
-    mount = ["mount", "-t", "squashfs", "-o", "loop,ro", str(image), str(place)]
-    done = subprocess.run(mount, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        pytest.skip(f"an image cannot be mounted here: {done.stderr.strip()}")
-    try:
+    with _mounted(place, "-t", "squashfs", "-o", "loop,ro", str(image)):
         yield place
-    finally:
-        subprocess.run(["umount", "-l", str(place)], check=True)
 
 
 @contextmanager
@@ -60,13 +46,20 @@ def durable_disk(image: Path, place: Path) -> Iterator[Path]:
         with image.open("wb") as file:
             file.truncate(64 << 20)
         subprocess.run(["mkfs.ext4", "-q", str(image)], check=True, capture_output=True)
+    with _mounted(place, "-o", "loop", str(image)):
+        yield place
+
+
+@contextmanager
+def _mounted(place: Path, *arguments: str) -> Iterator[None]:
+    """Make a folder and mount something there; skip the test where that is not allowed."""
     place.mkdir()
-    mount = ["mount", "-o", "loop", str(image), str(place)]
+    mount = ["mount", *arguments, str(place)]
     done = subprocess.run(mount, capture_output=True, text=True, check=False)
     if done.returncode != 0:
-        pytest.skip(f"a disk cannot be mounted here: {done.stderr.strip()}")
+        pytest.skip(f"{arguments[-1]} cannot be mounted here: {done.stderr.strip()}")
     try:
-        yield place
+        yield
     finally:
         subprocess.run(["umount", "-l", str(place)], check=True)
 
