@@ -183,7 +183,9 @@ class Answers:
             self._hold(ticket, question)
             if asked.kind == "picture" and question.tensors is None and isinstance(model, Model):
                 question = replace(question, early=model.prepare_data(question.data))
-            self._submit(ticket, question, asked)
+            # The bytes are kept only where they may have to be read again.
+            again = partial(self._begin, ticket, parse) if question.window_of else None
+            self._submit(ticket, question, asked, again)
         except AgentError as problem:
             if isinstance(problem, RefusedError) and self.models.replaced(asked):
                 self.ask(ticket, parse)
@@ -192,7 +194,13 @@ class Answers:
         except Exception as problem:  # noqa: BLE001 - bad bytes only fail their question
             self._settle(ticket, converted(problem, "the question", SampleError))
 
-    def _submit(self, ticket: Ticket, question: Question, asked: Asked) -> None:
+    def _submit(
+        self,
+        ticket: Ticket,
+        question: Question,
+        asked: Asked,
+        again: Callable[[Asked], None] | None = None,
+    ) -> None:
         queue = asked.queue
         if queue is None:
             raise StoppingError(STOPPING, DRAIN_SECONDS)
@@ -215,10 +223,10 @@ class Answers:
                 left -= 1
                 last = not left
             if last and (question.raw or question.rows > 1):
-                self._workers.do(partial(self._take, ticket, question, asked))
+                self._workers.do(partial(self._take, ticket, question, asked, again))
             elif last:
                 # A short answer takes the lane less time than another thread would to wake up.
-                self._take(ticket, question, asked)
+                self._take(ticket, question, asked, again)
 
         for one in inner:
             one.add_done_callback(take)
@@ -238,7 +246,13 @@ class Answers:
                 )
             ticket.held = size
 
-    def _take(self, ticket: Ticket, question: Question, asked: Asked) -> None:
+    def _take(
+        self,
+        ticket: Ticket,
+        question: Question,
+        asked: Asked,
+        again: Callable[[Asked], None] | None,
+    ) -> None:
         """Join the outcomes of the lanes into the answer to a question."""
         if not ticket.inner:
             return  # given up meanwhile
@@ -250,6 +264,11 @@ class Answers:
                 return
             outcome = joined(outcomes)
             served = outcome.model.partition("@")[2]
+            if again is not None and outcome.model != question.window_of:
+                # Another version, at a swap or by a split, may want other channels or rates: it
+                # answers what is read for it.
+                self.models.when_open(ticket.model, served, again)
+                return
             if ticket.version not in {None, served}:
                 raise UnknownModelError(no_version(ticket.model, ticket.version, [served]))
         except CancelledError:

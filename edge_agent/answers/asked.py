@@ -128,9 +128,12 @@ class AskedModels:
     def _asked(self, model: str, version: str | None) -> Asked:
         of = self.routes().get(model, model)
         arms = parse_route(of) if "," in of else ()
-        # A version of several has its own queue; a live one uses the common queue.
-        if version is not None and version in {arm.version for arm in arms}:
+        pinned = {arm.version for arm in arms}
+        # A version of several has its own queue; one that none of them names may be the live one.
+        if version is not None and version in pinned:
             route = f"{model}@{version}"
+        elif version is not None and None in pinned:
+            route = model
         else:  # each version of a language model has its own process
             route = (self._splits.choose(arms) if arms else None) or of
         return self._models.setdefault(route, Asked(model, route, of))

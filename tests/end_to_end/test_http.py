@@ -538,6 +538,57 @@ def test_a_swap_loses_no_request(
         assert served == {"light@1", "light@2"}
 
 
+def weighing(folder: Path, version: str, channels: list[str]) -> Path:
+    """Make a model that returns a + 100 b, whichever comes first."""
+    folder.mkdir(parents=True)
+    weights = np.array([[{"a": 1}.get(name, 100)] for name in channels], np.float32)
+    save_onnx(
+        folder / "model.onnx",
+        [node("Flatten", ["row"], ["flat"]), node("MatMul", ["flat", "weights"], ["sum"])],
+        [("row", "float32", (1, 2))],
+        [("sum", "float32", (1, 1))],
+        {"weights": weights},
+    )
+    tables = {"input": {"channels": channels, "window": 1}, "output": {"decoder": "raw"}}
+    return write_manifest(folder, version, "regression", **tables)
+
+
+def test_readings_are_read_as_the_version_takes_them_that_answers(
+    broker: Mosquitto, listen: Listeners, agent: Agents, tmp_path: Path
+) -> None:
+    """At a swap and in a split, the second version had got the rows as the first one wants them."""
+    named = {"readings": [[1, 10]], "columns": ["a", "b"]}
+    weighing(tmp_path / "models" / "sum", "1", ["a", "b"])
+    newer = weighing(tmp_path / "newer" / "sum", "2", ["b", "a"])
+    for version, channels in (("1", ["a", "b"]), ("2", ["b", "a"])):
+        weighing(tmp_path / "models" / f"both-{version}", version, channels)
+    infer = {"models": ["sum", "both@1:50,both@2:50"], "per_s": 10_000}
+    with running(broker, listen, agent, tmp_path, infer=infer) as (ask, _heard, process):
+        split = [ask("/predict/both", named).json for _ in range(4)]
+        assert sorted(each["model"] for each in split) == ["both@1"] * 2 + ["both@2"] * 2
+        assert {each["values"]["sum"] for each in split} == {1001}
+        assert ask("/v2/models/both/versions/2/ready").status == 200
+
+        found: list[dict[str, Any]] = []
+        done = threading.Event()
+
+        def call() -> None:
+            while not done.is_set():
+                found.append(ask("/predict/sum", named).json)
+
+        with ThreadPoolExecutor(6) as pool:
+            callers = [pool.submit(call) for _ in range(6)]
+            try:
+                wait_until(lambda: len(found) > 6, "the first version to answer")
+                assert call_cli("add", str(newer), "--config", str(process.config)).code == 0
+                wait_until(lambda: found[-1]["model"] == "sum@2", "the new version to answer")
+            finally:
+                done.set()
+            for caller in callers:
+                caller.result(PATIENCE)
+        assert {each["values"]["sum"] for each in found} == {1001}
+
+
 def test_a_stop_answers_what_is_under_way(
     broker: Mosquitto, listen: Listeners, agent: Agents, tmp_path: Path
 ) -> None:
