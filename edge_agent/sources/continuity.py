@@ -174,10 +174,9 @@ class Continuity:
             gap = self._too_long(max(0.0, rows.since - self._since), count, ARRIVAL_SECONDS)
         per = 1.0 / rows.rate_hz if rows.rate_hz else self._usual_row
         step = int(per * 1e9)
-        if not gap and self._last is not None and count > 1:
-            # Never before the previous row; the wall clock may have been set back meanwhile.
-            room = rows.time_ns - self._last
-            step = min(step, room // count) if room > 0 else step
+        if not gap and self._since is not None and count > 1:
+            # Never before the previous row; the wall clock may have been set meanwhile.
+            step = min(step, max(0, int((rows.since - self._since) * 1e9)) // count)
         return rows.data, rows.time_ns - np.arange(count - 1, -1, -1) * step, gap
 
     def _by_sender(

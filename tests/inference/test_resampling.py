@@ -54,8 +54,8 @@ def test_pieces_do_not_matter(pieces: list[int], rate: float) -> None:
 
 def test_irregular_rows_are_joined_by_lines() -> None:
     """Rows with times of their own give a row at each step from the first one on, in pieces too."""
-    times = np.array([0, 3, 10, 11, 25, 40, 41], np.int64) * 1_000_000 + 5
-    rows = (times[:, None] - 5).astype(np.float32) / 1e6
+    times = np.array([0, 3, 10, 11, 25, 40, 41]) / 1e3 + 5
+    rows = (1e3 * (times[:, None] - 5)).astype(np.float32)
     used = Resampler(100, None)
     pieces = [
         used.push(rows[:2], times[:2]),
@@ -64,9 +64,9 @@ def test_irregular_rows_are_joined_by_lines() -> None:
     ]
     made = np.concatenate([piece for piece, _ in pieces])
     assert made[:, 0].tolist() == pytest.approx([0, 10, 20, 30, 40])
-    assert np.concatenate([at for _, at in pieces]).tolist() == [
-        5 + n * 10_000_000 for n in range(5)
-    ]
+    lasts = (times[1], times[2], times[-1])
+    at = np.concatenate([last + after for last, (_, after) in zip(lasts, pieces, strict=True)])
+    assert at.tolist() == pytest.approx([5 + n / 100 for n in range(5)])
 
 
 def test_without_times_and_rate_it_cannot_be_done() -> None:
@@ -99,7 +99,7 @@ def test_a_constant_stays_constant_up_to_both_ends() -> None:
 
 def test_what_needs_no_end_has_none() -> None:
     """Rows of the wanted rate, rows with times, and none at all owe nothing."""
-    for from_hz, times in ((100.0, None), (None, np.arange(5) * 10**7), (50.0, None)):
+    for from_hz, times in ((100.0, None), (None, np.arange(5) / 100), (50.0, None)):
         used = Resampler(100, from_hz)
         rows = np.ones((0 if from_hz == 50 else 5, 1), np.float32)
         used.push(rows, times)

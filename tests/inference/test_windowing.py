@@ -18,6 +18,7 @@ from edge_agent.inference.preprocess.signal import transform_of
 from edge_agent.inference.preprocess.windowing import Windower
 from edge_agent.models.manifest import InputSpec
 from edge_agent.models.transforms import Stats
+from edge_agent.sources.continuity import Continuity, Rows
 
 Floats = NDArray[np.float32]
 
@@ -377,3 +378,55 @@ def test_rows_behind_one_that_is_left_out_keep_their_times(more: dict[str, Any])
     for one in found:
         assert one.data.reshape(-1)[-1] == one.time_ns / 10**9 * 100
         assert one.at == one.time_ns / 10**9
+
+
+@pytest.mark.parametrize("step_s", [-3600, 3600, 30 * 86400])
+def test_a_clock_that_is_set_neither_silences_nor_invents_resampled_readings(step_s: int) -> None:
+    """Set back, none came until it had caught up; set forward, all of that time was made up."""
+    continuity, windower = Continuity(None), Windower(InputSpec(resample_hz=50.0))
+    made = []
+    for count in range(20):
+        wall = 1_800_000_000 + 0.2 * count + (step_s if count >= 10 else 0)
+        judged = continuity.judge(Rows(numbered(10, 1), int(wall * 1e9), 100 + 0.2 * count))
+        assert judged is not None
+        found = windower.push(judged)
+        made.append(len(found))
+        assert all(0 <= wall - one.time_ns / 1e9 < 0.3 for one in found[-9:])
+    assert sum(made) == pytest.approx(191, abs=2)
+    assert max(made) <= 20
+
+
+def test_a_sender_whose_clock_is_set_at_once_does_not_fill_the_memory() -> None:
+    """With its usual interval not known yet, a month had been interpolated: 3 GB."""
+    continuity, windower = Continuity(None), Windower(InputSpec(resample_hz=50.0, window=2))
+    now = 1_800_000_000
+    made = []
+    for count, said in enumerate((now - 30 * 86400, now, now + 1)):
+        times = np.array([said * 10**9], np.int64)
+        judged = continuity.judge(Rows(numbered(1, 1), (now + 2) * 10**9, 100.0 + count, (), times))
+        assert judged is not None
+        made += windower.push(judged)
+    assert len(made) == 25
+    assert [one.follows for one in made[:2]] == [False, True]
+
+
+def test_a_microphone_is_resampled_as_a_recording_of_it() -> None:
+    """By lines along its times of arrival, 12 kHz came back as 4 kHz."""
+    t = np.arange(48000) / 48000
+    sound = np.sin(2 * np.pi * 12000 * t).astype(np.float32)[:, None]
+    spec = InputSpec(resample_hz=16000.0, rate_hz=16000.0, window=1000)
+    continuity, live, recorded = Continuity(None), Windower(spec), Windower(spec)
+    heard, now = [], 1_800_000_000 * 10**9
+    for count, piece in enumerate(np.array_split(sound, 10)):
+        late = (count % 3) * 0.02
+        rows = Rows(
+            piece, now + int((count / 10 + late) * 1e9), 5 + count / 10 + late, (), None, 48000
+        )
+        judged = continuity.judge(rows)
+        assert judged is not None
+        heard += live.push(judged)
+    kept = recorded.push(reading(sound, now, rate_hz=48000.0))
+    assert [one.data.tolist() for one in heard] == [one.data.tolist() for one in kept]
+    # The filter needs some samples after each.
+    steps = np.diff([one.time_ns / 1e9 for one in heard])
+    assert np.abs(steps - 1000 / 16000).max() < 0.05

@@ -1,7 +1,7 @@
 """Resamples the rows of a signal to a fixed rate, piece by piece.
 
 Rows at a steady rate are filtered with a windowed sinc, which removes frequencies too high for the
-new rate; rows with their own times, however irregular, are interpolated linearly.
+new rate; rows that came when they came, however irregular, are interpolated linearly.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Resampler:
     """Resamples one signal; `reset` drops the rows pushed before."""
 
     def __init__(self, to_hz: float, from_hz: float | None) -> None:
-        """Prepare to resample to *to_hz*; *from_hz* is the rate of rows without their own times."""
+        """Prepare to resample to *to_hz*; *from_hz* is the rate of rows pushed without times."""
         self._to = to_hz
         self._from = from_hz
         self.reset()
@@ -32,22 +32,27 @@ class Resampler:
         self._rows: NDArray[np.float32] | None = None
         """Rows that are still needed; the first has index `_first`."""
         self._first = 0
+        self._pushed = 0
         self._next = 0
         """The index of the next row to be returned."""
         self._last: float | None = None
         """Time of the last row, in seconds after `_origin`."""
-        self._origin = 0
+        self._origin = 0.0
 
     def push(
-        self, rows: Array, times: NDArray[np.int64] | None
-    ) -> tuple[Array, NDArray[np.int64] | None]:
-        """Add rows (n, channels); return the resampled rows that are ready, and their times.
+        self, rows: Array, times: NDArray[np.float64] | None
+    ) -> tuple[Array, NDArray[np.float64]]:
+        """Add rows (n, channels), with times in seconds of a clock that only goes forward, or None.
+
+        Returns:
+            The resampled rows that are ready, (m, channels); how many seconds after the last row
+            pushed each of them is, at most 0.
 
         Raises:
             ModelError: neither times nor a rate are known.
         """
         if not len(rows):
-            return rows, times
+            return rows, np.empty(0)
         if times is not None:
             return self._join(rows, times)
         if self._from is None:
@@ -56,8 +61,11 @@ class Resampler:
                 "rate that it was recorded at as input.rate_hz"
             )
         if self._from == self._to:
-            return rows, None
-        return self._filter(rows, self._from), None
+            return rows, np.arange(1 - len(rows), 1) / self._from
+        self._pushed += len(rows)
+        made, end = self._filter(rows, self._from), self._next
+        last = (self._pushed - 1) / self._from
+        return made, np.arange(end - len(made), end) / self._to - last
 
     def finish(self) -> NDArray[np.float32] | None:
         """Return the last resampled rows (n, channels) of a signal that has ended; None: none.
@@ -72,15 +80,17 @@ class Resampler:
         return self._filter(np.repeat(self._rows[-1:], beyond, axis=0), self._from, whole)
 
     def _join(
-        self, rows: Array, times: NDArray[np.int64]
-    ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+        self, rows: Array, times: NDArray[np.float64]
+    ) -> tuple[NDArray[np.float32], NDArray[np.float64]]:
         """Interpolate linearly at each step of the new rate, starting at the first row."""
         if self._last is None or self._rows is None:
-            self._origin = int(times[0])
-            seconds = (times - self._origin) / 1e9
+            self._origin = float(times[0])
+            seconds = times - self._origin
         else:
-            seconds = np.concatenate([[self._last], (times - self._origin) / 1e9])
+            seconds = np.concatenate([[self._last], times - self._origin])
             rows = np.concatenate([self._rows, rows])
+        # Rows of one message may be placed before the last one of the message before.
+        seconds = np.maximum.accumulate(seconds)
         end = int(np.floor(seconds[-1] * self._to + 1e-6)) + 1
         at = np.arange(self._next, max(end, self._next)) / self._to
         self._next = max(end, self._next)
@@ -88,7 +98,7 @@ class Resampler:
         made = np.empty((len(at), rows.shape[1]), np.float32)
         for channel in range(rows.shape[1]):
             made[:, channel] = np.interp(at, seconds, rows[:, channel])
-        return made, self._origin + np.rint(at * 1e9).astype(np.int64)
+        return made, at - seconds[-1]
 
     def _filter(self, rows: Array, rate: float, whole: int | None = None) -> NDArray[np.float32]:
         """Sum the sincs of the rows around each step of the new rate, up to *whole* of them."""

@@ -20,6 +20,9 @@ from ...models.manifest import InputSpec, Manifest
 if TYPE_CHECKING:
     from .resampling import Resampler
 
+MOST_JOINED = 1_000_000
+"""Most rows that resampling makes between two readings: the sender's clock may have been set, and
+nobody knows yet how long its usual silence is."""
 
 _CUT = ("channels", "every", "window", "hop", "lead", "rate_hz", "resample_hz")
 """Keys of `[input]` that say how a signal is cut."""
@@ -268,8 +271,24 @@ class Windower:
             self._resampler = Resampler(
                 self._spec.resample_hz, reading.rate_hz or self._spec.rate_hz
             )
+        at, times = None, reading.times
+        # A source that states its rate is steady; its times are those of arrival, which are not.
+        if times is not None and reading.rate_hz is None:
+            at = np.array(moments(reading, times.tolist()))
+            if self._leaps(float(at[0])):
+                self.reset()
         self._latest = reading
-        return self._resampler.push(rows, reading.times)
+        made, after = self._resampler.push(rows, at)
+        if times is None or not len(times):
+            return made, None
+        return made, int(times[-1]) + np.rint(after * 1e9).astype(np.int64)
+
+    def _leaps(self, at: float) -> bool:
+        """Whether so much time has passed that a row must not be joined to the latest one."""
+        latest = self._latest
+        if latest is None or latest.at is None:
+            return False
+        return (at - latest.at) * self._spec.resample_hz > MOST_JOINED
 
     def _cut(
         self, rows: Array, times: NDArray[np.int64], window: int
