@@ -226,9 +226,7 @@ class Agent:
                     self._timeline.first.wait(FIRST_SECONDS)
             early.first_is_served.set()
             self._runner.start_others()
-        while self._runner.can_give_results() and self._timeline.age < FIRST_RESULT_SECONDS:
-            if self._timeline.first.wait(0.1) or self._closing:
-                break
+        self._wait_for_result()
         self._runner.board.settled.set()
         self._learn(plan)
         early.restore_python()
@@ -240,6 +238,18 @@ class Agent:
         forget(self._runner.settings.state)
         why = "settings, device or models are not as they were"
         self._stops.put(Stop(why, asked=True, restart=True))
+
+    def _wait_for_result(self) -> None:
+        """Leave the processor to the first result until the broker has it, or is not there."""
+        inferred: float | None = None
+        while self._runner.can_give_results() and self._timeline.age < FIRST_RESULT_SECONDS:
+            if self._timeline.first.wait(0.1) or self._closing:
+                return
+            if self._timeline.has("first_inference") and not self._runner.client.connected:
+                # Events, their actions and clips need no broker.
+                inferred = inferred or self._timeline.age
+                if self._timeline.age > inferred + FIRST_SECONDS:
+                    return
 
     def _learn(self, plan: Plan) -> None:
         """Record which pages this start has accessed, before anything else is imported."""

@@ -160,7 +160,7 @@ class EventDispatcher:
         self._credible = credible
         self._behind: float | None = None
         """Arrival of the oldest event being published, monotonic seconds."""
-        self._left = self._journal.left()
+        self._left = self._journal.left(credible)
         """Unpublished messages of the last run, and ends for the events that it had begun."""
         self._numbers = itertools.count(1)
         client.retained.register(

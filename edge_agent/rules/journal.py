@@ -19,7 +19,7 @@ import math
 import os
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -109,16 +109,20 @@ class Journal:
         self._failure: OSError | None = None
         """Why the latest append failed."""
 
-    def left(self) -> tuple[list[Payload], list[Payload]]:
+    def left(self, credible: Callable[[int], bool]) -> tuple[list[Payload], list[Payload]]:
         """Return the messages left by a killed agent: unpublished ones, and ends of ongoing events.
 
-        Both must be published, in this order.
+        Both must be published, in this order. *credible* returns whether a time may be right.
         """
         fresh, lasting, due = self._left.fresh, self._left.open.values(), self._left.due
         ended = {payload["event"] for payload in fresh if payload["state"] == "end"}
-        time_now = payloads.iso(time.time_ns())
+        now_ns = time.time_ns()
+        end = {"state": "end", "time": payloads.iso(now_ns), "why": "stopped"}
+        if not credible(now_ns):
+            end["clock"] = payloads.UNSET
         ends = [
-            {"seconds": 0.0, **payload, "state": "end", "time": time_now, "why": "stopped"}
+            # Whether the clock was set when the event began says nothing about its end.
+            {"seconds": 0.0, **{k: v for k, v in payload.items() if k != "clock"}, **end}
             for payload in lasting
             if payload["event"] not in ended
         ]

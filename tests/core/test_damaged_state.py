@@ -43,7 +43,7 @@ CONTENTS: dict[str, tuple[Any, Callable[[Path], object]]] = {
     ),
     "events.json": (
         {"fresh": [{**EVENT, "state": "end"}], "open": [EVENT]},
-        lambda path: Journal(path, "box").left(),
+        lambda path: Journal(path, "box").left(lambda _: True),
     ),
     "deployments.json": (
         {"m": {"version": "3", "outcome": "live", "why": None}},

@@ -40,6 +40,11 @@ def begun(**more: Any) -> dict[str, Any]:
     }
 
 
+def always(_time_ns: int) -> bool:
+    """Find any time credible."""
+    return True
+
+
 def done_at_start(
     state: Path, broker: Mosquitto, heard: Listener, *events: Event
 ) -> list[tuple[str, bytes]]:
@@ -69,7 +74,7 @@ def test_what_was_left_is_kept_through_runs_that_meet_no_broker(tmp_path: Path) 
         dispatcher = dispatcher_without_broker(tmp_path)
         dispatcher.close()
         dispatcher.run()
-    left = [each for kind in Journal(tmp_path / "events.json", "box").left() for each in kind]
+    left = [each for kind in Journal(tmp_path / "events.json", "box").left(always) for each in kind]
     assert [each["state"] for each in left] == ["begin", "end"]
     assert left[1]["why"] == "stopped"
 
@@ -79,9 +84,19 @@ def test_how_long_an_event_has_lasted_does_not_go_by_a_clock_that_is_set_meanwhi
 ) -> None:
     """It began before the clock of a box without a battery was set, and the power went after."""
     Journal(tmp_path / "events.json", "box").add([(begun(began="1970-01-01T00:00:09.000Z"), 0)])
-    _, [end] = Journal(tmp_path / "events.json", "box").left()
+    _, [end] = Journal(tmp_path / "events.json", "box").left(always)
     assert end["state"] == "end"
     assert 0 <= end["seconds"] < 60
+
+
+def test_the_end_that_a_start_makes_says_whether_its_own_time_can_be_right(tmp_path: Path) -> None:
+    """It had come from 1970 without a word, or said `unset` of a time that was right."""
+    Journal(tmp_path / "events.json", "box").add([(begun(), 0)])
+    _, [end] = Journal(tmp_path / "events.json", "box").left(lambda _: False)
+    assert end["clock"] == "unset"
+    Journal(tmp_path / "later.json", "box").add([(begun(clock="unset"), 0)])
+    _, [end] = Journal(tmp_path / "later.json", "box").left(always)
+    assert "clock" not in end
 
 
 @pytest.mark.parametrize("again", [False, True])
@@ -179,7 +194,7 @@ def test_what_waits_for_the_broker_to_be_switched_off_is_so_after_a_kill(
         killed.submit(Event("s-1", "r", "dwell", "p", state, 1, 0, 0, {}, qos, actions=do))
         killed.step()
     kept = Journal(tmp_path / "events.json", "box")
-    kept.left()
+    kept.left(always)
     assert [each["on"] for each in kept.due("s-1")] == ["end"]
     heard = listen(broker.port, "#")
     assert done_at_start(tmp_path, broker, heard) == [("siren/r", b"OFF")]
@@ -200,7 +215,7 @@ def test_a_post_that_a_stop_cuts_short_is_made_at_the_next_start(tmp_path: Path)
     stopped.run()
     posting.join()
     kept = Journal(tmp_path / "events.json", "box")
-    kept.left()
+    kept.left(always)
     assert [each["http"] for each in kept.due("s-1")] == [do[0].http]
 
 
@@ -225,7 +240,7 @@ def test_what_a_power_cut_has_cut_off_takes_no_later_event_with_it(tmp_path: Pat
     whole = appended.read_bytes()
     appended.write_bytes(whole + whole[: len(whole) // 2])
     Journal(path, "box").add([(begun(event="session-2"), 1)])
-    fresh, _ = Journal(path, "box").left()
+    fresh, _ = Journal(path, "box").left(always)
     assert [each["event"] for each in fresh] == [begun()["event"], "session-2"]
 
 
@@ -246,7 +261,7 @@ def test_what_a_kill_leaves_between_two_writes_counts_once(tmp_path: Path) -> No
     appended.write_bytes(before)
     again = Journal(path, "box")
     assert again.totals["p"]["since"] == "2"
-    fresh, ends = again.left()
+    fresh, ends = again.left(always)
     assert ([each["state"] for each in fresh], ends) == (["begin", "end"], [])
 
 
