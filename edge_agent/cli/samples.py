@@ -6,6 +6,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Self
 
 from ..core.backoff import Backoff
@@ -210,7 +211,7 @@ class Samples:
                         skip(part)
                         continue
                     for window in windower.push(part):
-                        yield window.sample(self._next_seq())
+                        yield replace(window, seq=self._next_seq())
             except ModelError as problem:
                 if not self._spec.live:
                     raise
@@ -218,7 +219,7 @@ class Samples:
                 self._tell(printable(f"skipped  {problem}"))
                 windower.skip()
         ended = windower.finish() if windower else []
-        yield from (window.sample(self._next_seq()) for window in ended)
+        yield from (replace(window, seq=self._next_seq()) for window in ended)
         if skipped > MOST_SKIPPED:
             self._tell(f"skipped  {skipped - MOST_SKIPPED} more")
         if self._seq == 0 and self._spec.kind == "signal" and not self._closing.is_set():

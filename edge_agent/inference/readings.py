@@ -26,6 +26,7 @@ from ..core.types import (
     Outcome,
     Reading,
     Request,
+    Sample,
     Tensors,
     TensorSpec,
     Timing,
@@ -36,7 +37,7 @@ from .engines.engine import EngineChoice
 from .folding.fold import Fold
 from .model import Model
 from .preprocess.window_stats import WindowStats
-from .preprocess.windowing import Window, Windower, moments
+from .preprocess.windowing import UNCOUNTED, Windower, moments
 
 ONLY = "value"
 """The name of a single value that has none."""
@@ -191,7 +192,7 @@ class EachReading(Windower):
                         break
         yield reading
 
-    def push(self, reading: Reading) -> list[Window]:
+    def push(self, reading: Reading) -> list[Sample]:
         rows, times = reading.data, reading.times
         clocks = [reading.time_ns] * len(rows) if times is None else times.tolist()
         measured = moments(reading, clocks)
@@ -200,7 +201,13 @@ class EachReading(Windower):
             # A copy: a view would keep the whole piece alive while one row waits.
             row, clock, at = np.array(rows[place]), clocks[place], measured[place]
             found.append(
-                Window(row, clock, reading.since, at, None, self._follows, reading.columns)
+                Sample(
+                    *(row, UNCOUNTED, clock, reading.since),
+                    picture=False,
+                    follows=self._follows,
+                    names=reading.columns,
+                    at=at,
+                )
             )
             self._follows = True
         return found

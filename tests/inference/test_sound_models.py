@@ -41,7 +41,7 @@ def samples(model: Model, source: str) -> list[Sample]:
     for reading in readings(opened):
         assert not isinstance(reading, Exception)
         for window in windower.push(reading):
-            found.append(window.sample(len(found)))
+            found.append(replace(window, seq=len(found)))
     opened.close()
     return found
 

@@ -126,8 +126,8 @@ def test_channels_by_name_and_number() -> None:
     by_number = Windower(InputSpec(channels=(2, 1), window=2))
 
     rows = numbered(2, 3)
-    assert by_name.push(reading(rows, columns=columns))[0][0].tolist() == [[2, 1], [102, 101]]
-    assert by_number.push(reading(rows))[0][0].tolist() == [[2, 1], [102, 101]]
+    assert by_name.push(reading(rows, columns=columns))[0].data.tolist() == [[2, 1], [102, 101]]
+    assert by_number.push(reading(rows))[0].data.tolist() == [[2, 1], [102, 101]]
 
 
 def test_an_unknown_name_lists_the_known() -> None:
@@ -140,7 +140,7 @@ def test_an_unknown_name_lists_the_known() -> None:
 def test_one_channel_is_taken_by_any_name(columns: tuple[str, ...]) -> None:
     """A model of one channel takes a source of one, whatever its name, if it has any."""
     windower = Windower(InputSpec(channels=("accel",), window=2), columns)
-    assert windower.push(reading(numbered(2, 1), columns=columns))[0][0].tolist() == [[0], [100]]
+    assert windower.push(reading(numbered(2, 1), columns=columns))[0].data.tolist() == [[0], [100]]
 
 
 @pytest.mark.parametrize("wanted", [("accel", "x"), (1,)])
@@ -161,7 +161,7 @@ def test_a_source_that_gives_now_this_and_now_that_is_read_by_name() -> None:
     for _ in range(2):
         with pytest.raises(ModelError, match="'temperature' is not a column"):
             windower.push(reading(battery, columns=("battery",)))
-    assert windower.push(reading(wanted, columns=("temperature",)))[0][0].tolist() == [[20], [20]]
+    assert windower.push(reading(wanted, columns=("temperature",)))[0].data.tolist() == [[20], [20]]
 
 
 def test_a_name_that_two_columns_have_is_refused() -> None:
@@ -230,7 +230,7 @@ def test_the_readings_of_the_imu_recipe() -> None:
     found = windower.push(reading(numbered(1500, 8)))
 
     assert [one.data.shape for one in found] == [(150, 8)]
-    assert found[0][0][:, 0].tolist() == [row * 1000.0 for row in range(150)]
+    assert found[0].data[:, 0].tolist() == [row * 1000.0 for row in range(150)]
     assert windower.rest == 0
 
 
@@ -343,7 +343,7 @@ def test_a_row_that_is_an_input_has_its_own_time() -> None:
     windower = Windower(InputSpec(every=2))
     times = np.arange(1, 6, dtype=np.int64) * 10**9
 
-    def cut(rows: int = 5) -> list[tuple[int, float, bool]]:
+    def cut(rows: int = 5) -> list[tuple[int, float | None, bool]]:
         piece = reading(numbered(rows), int(times[-1]), 20.0, times=times[-rows:], at=105.0)
         return [(one.time_ns, one.at, one.follows) for one in windower.push(piece)]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import count
 from typing import Any
 
@@ -86,7 +87,7 @@ class Sensor:
                 self._cut.reset()
             for window in self._cut.push(found):
                 outcome = Outcome("m@1", "", Values({"a": float(window.data[0])}), Timing(0, 0, 0))
-                self._engine.process(window.sample(next(self._seq)), outcome, None)
+                self._engine.process(replace(window, seq=next(self._seq)), outcome, None)
 
     @property
     def told(self) -> Told:

@@ -136,7 +136,7 @@ def _read(folder: ModelFolder, source: str, seconds: float) -> tuple[list[Sample
             with suppress(SampleError):  # only decodable frames of a damaged clip count
                 reading = opened.retrieve()
                 if windower is not None:
-                    found = [window.sample(count) for window in windower.push(reading)]
+                    found = [replace(window, seq=count) for window in windower.push(reading)]
                 else:
                     found = [Sample(reading.data, count, reading.time_ns, reading.since)]
                 kept += found[: KEPT - len(kept)]

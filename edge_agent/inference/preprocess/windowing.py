@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -71,41 +71,8 @@ def rate_trouble(spec: InputSpec, stated: float | None) -> str | None:
     return f"{stated:g} samples a second{kept}, the model takes {known:g}; {mend}"
 
 
-class Window(NamedTuple):
-    """A window cut from a signal."""
-
-    data: NDArray[np.float32]
-    """(window, channels), a read-only view of shared data."""
-    time_ns: int
-    """Wall-clock time of its last sample, ns."""
-    since: float
-    """Monotonic time when its last sample came, seconds."""
-    at: float
-    """When its last sample was measured, see `Sample.at`."""
-    began_ns: int | None
-    """Wall-clock time of its first sample, ns, if the source has times of its rows."""
-    follows: bool
-    """Whether nothing is missing since the previous window; False for the first one."""
-    names: tuple[str, ...] = ()
-    """Names of its channels, if the source has them."""
-    cut: InputSpec | None = None
-    """How it was cut."""
-
-    def sample(self, seq: int, capture: tuple[str, int] | None = None) -> Sample:
-        """Return it as sample number *seq*; *capture* identifies a reading of a shared source."""
-        return Sample(
-            self.data,
-            seq,
-            self.time_ns,
-            self.since,
-            picture=False,
-            began_ns=self.began_ns,
-            follows=self.follows,
-            names=self.names,
-            cut=self.cut,
-            capture=capture,
-            at=self.at,
-        )
+UNCOUNTED = -1
+"""The `seq` of a sample that its pipeline has not counted yet."""
 
 
 def moments(reading: Reading, times: Sequence[int]) -> list[float]:
@@ -124,7 +91,8 @@ def part_of(reading: Reading, begin: int, end: int) -> Reading:
 class Windower:
     """Picks channels, thins out samples, and cuts windows, as a manifest's `[input]` says.
 
-    Windows from one push are views of the same rows, so overlap does not make them cost more.
+    A window is a sample, (window, channels) float32, that the caller has still to count (`seq`).
+    Those from one push are views of the same rows, so overlap does not make them cost more.
     """
 
     def __init__(self, spec: InputSpec, columns: tuple[str, ...] = ()) -> None:
@@ -195,7 +163,7 @@ class Windower:
         if begin < len(missing):
             yield part_of(reading, begin, len(missing))
 
-    def push(self, reading: Reading) -> list[Window]:
+    def push(self, reading: Reading) -> list[Sample]:
         """Add rows, oldest first; return the windows that they complete.
 
         If the manifest sets no window, each row is returned as an array, (channels,) or the shape
@@ -211,7 +179,7 @@ class Windower:
             raise ModelError(f"input.rate_hz: the source gives {why}")
         return self._windows(rows, times, reading)
 
-    def finish(self) -> list[Window]:
+    def finish(self) -> list[Sample]:
         """Return the windows that the end of a signal completes.
 
         Resampled rows come later than those that they are made of.
@@ -223,7 +191,7 @@ class Windower:
 
     def _windows(
         self, rows: Array, times: NDArray[np.int64] | None, reading: Reading
-    ) -> list[Window]:
+    ) -> list[Sample]:
         """Add rows of the chosen channels; return the windows that they complete."""
         every = self._spec.every
         kept = rows[self._skip :: every]
@@ -240,27 +208,31 @@ class Windower:
         names, cut = self._channels.names, list(self._cut(kept, clocks, window))
         lasts = [int(clock[start + window - 1]) for _, clock, start, _ in cut]
         return [
-            Window(
+            Sample(
                 block[start : start + window],
+                UNCOUNTED,
                 last,
                 since,
-                at,
-                None if times is None else int(clock[start]),
-                follows,
-                names,
-                self._spec,
+                picture=False,
+                began_ns=None if times is None else int(clock[start]),
+                follows=follows,
+                names=names,
+                cut=self._spec,
+                at=at,
             )
             for (block, clock, start, follows), last, at in zip(
                 cut, lasts, moments(reading, lasts), strict=True
             )
         ]
 
-    def _single(self, row: Array, last: int, since: float, at: float) -> Window:
+    def _single(self, row: Array, last: int, since: float, at: float) -> Sample:
         """Return a row that is an input by itself."""
         follows, self._follows = self._follows, True
         # A copy: a view would keep the whole piece alive while one row waits.
         data = np.array(row, np.float32)
-        return Window(data, last, since, at, None, follows, (), self._spec)
+        return Sample(
+            *(data, UNCOUNTED, last, since), picture=False, follows=follows, cut=self._spec, at=at
+        )
 
     def _resample(self, rows: Array, reading: Reading) -> tuple[Array, NDArray[np.int64] | None]:
         if rows.ndim != 2:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
+from dataclasses import replace
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from ...core.errors import ModelError, SampleError, SourceError
-from ...core.types import Reading
+from ...core.types import Reading, Sample
 from ...inference.model import Model
 from ...serving.active import Serving
 from ...sources.spec import SourceSpec
@@ -18,7 +18,7 @@ from .attempt import Attempt
 from .rate import Rate
 
 if TYPE_CHECKING:
-    from ...inference.preprocess.windowing import Window, Windower
+    from ...inference.preprocess.windowing import Windower
 
 
 class _Capture(Protocol):
@@ -88,18 +88,20 @@ class Windows:
         ended = () if self._windower is None else self._windower.finish()
         return all(self._put(window, None, attempt) for window in ended)
 
-    def _put(self, window: Window, last: Reading | None, attempt: Attempt) -> bool:
+    def _put(self, window: Sample, last: Reading | None, attempt: Attempt) -> bool:
         """Put a window that ends in the reading *last* on the board; False when it must stop."""
         capture = self._capture
         if not capture.spec.lossless:
             if capture.rate.due(time.monotonic()):
-                sample = partial(window.sample, capture=None if last is None else last.capture)
-                return capture.board.put(capture.queue, sample)
+                taken = None if last is None else last.capture
+                return capture.board.put(
+                    capture.queue, lambda seq: replace(window, seq=seq, capture=taken)
+                )
             capture.board.drop(capture.queue, "rate", follows=window.follows)
             return True
         if not (capture.wait_credit(attempt.closing) and capture.pace(attempt)):
             return False
-        return capture.board.put(capture.queue, window.sample)
+        return capture.board.put(capture.queue, lambda seq: replace(window, seq=seq))
 
     def _misfit(self, model: Model, problem: ModelError, attempt: Attempt) -> bool:
         """Refuse a reading that does not fit; a live source may still recover.
