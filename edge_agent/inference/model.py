@@ -37,7 +37,7 @@ from .decode.decoder import Decoder, build_decoder
 from .engines.engine import Engine, EngineChoice, check_inputs
 from .engines.registry import engine_words, open_engine
 from .preprocess.inputs import constants, fixed_shapes, result_outputs
-from .preprocess.placement import PreparedSample, Region, cut
+from .preprocess.placement import GivenTensors, PreparedSample, Region, cut
 from .preprocess.preprocessor import Preprocessor, build_preprocessor
 from .repeated import Repeating, batch_of, decoding_first
 from .statistics import Cost, Statistics
@@ -72,8 +72,10 @@ class OutputCheck(Protocol):
     def satisfied(self) -> bool:
         """Whether the engine has agreed on as many inputs as it must."""
 
-    def answer(self, model: Model, tensors: Tensors) -> tuple[Tensors, str]:
+    def answer(self, model: Model, tensors: Tensors, *, counts: bool) -> tuple[Tensors, str]:
         """Return the outputs for an input of the model, and the label of the engine that made them.
+
+        *counts*: whether the input may decide that the engine must not serve.
 
         Raises:
             EngineError: the engine or the reference session failed, or the engine must not serve.
@@ -102,7 +104,7 @@ class Model:
         """Frames being inferred with it; counted by the board."""
         self.stats = Statistics()
         self.last: Tensors | None = None
-        """Inputs of the last inference."""
+        """Inputs of the last inference; once it has had samples, those of the last sample."""
         self.batch: BatchRunner | None = None
         """Runs several samples at a time; None: they go one by one."""
         self.cost = Cost()
@@ -200,7 +202,7 @@ class Model:
             if check is None:
                 outputs: Tensors = self.run(prepared.tensors)
             else:
-                outputs, by = check.answer(self, prepared.tensors)
+                outputs, by = check.answer(self, prepared.tensors, counts=self._counts(request))
         except (EngineError, SampleError) as problem:
             self.stats.add_failure(problem, request)
             raise
@@ -210,6 +212,10 @@ class Model:
             # Copies: an engine may reuse the memory.
             left.update({name: np.array(outputs[out]) for name, out in states.items()})
         return self.conclude(request, prepared, outputs, took, by=by)
+
+    def _counts(self, request: Request) -> bool:
+        """Whether engines may be compared on it: inputs of a client count where nothing else is."""
+        return request.tensors is None or self.last is None or isinstance(self.last, GivenTensors)
 
     def prepare(self, request: Request) -> PreparedSample:
         """Make the network's inputs from a sample.
@@ -279,11 +285,8 @@ class Model:
         if request.least is not None and self.manifest.task != "anomaly":
             threshold = min(threshold, request.least)
         try:
-            found: Findings
-            if request.raw:
-                found = RawTensors(outputs)
-            else:
-                found = self._decode(outputs, prepared.tensors, threshold)
+            raw = RawTensors(outputs) if request.raw else None
+            found: Findings = raw or self._decode(outputs, prepared.tensors, threshold)
             decoded = found
             if prepared.placement is not None:
                 found = found.moved(prepared)
@@ -304,7 +307,9 @@ class Model:
             raise failure from problem
         done = time.perf_counter()
         self.stats.add(infer_ms / together)
-        self.last = prepared.tensors
+        if self._counts(request):
+            given = request.tensors is not None
+            self.last = GivenTensors(prepared.tensors) if given else prepared.tensors
         return Outcome(
             self.id,
             self.engine.label if by is None else by,
@@ -401,9 +406,8 @@ def default_threshold(folder: ModelFolder) -> float:
     given = folder.manifest.output.threshold
     if isinstance(given, str):
         return inf  # a pipeline learns it; until then no score is above it
-    if given is not None:
-        return given
-    return 0.5 if folder.manifest.task in BOXED else 0.0
+    usual = 0.5 if folder.manifest.task in BOXED else 0.0
+    return usual if given is None else given
 
 
 def load_model(
@@ -437,7 +441,8 @@ def load_model(
                     choice, folder.network, fixed_shapes(folder.manifest.input, kind), cut_off
                 )
         except EngineError as problem:
-            passed.append(_blame(f"{choice.engine}:{choice.device}", problem))
+            name = f"{choice.engine}:{choice.device}: "
+            passed.append(f"{name}{str(problem).removeprefix(name)}")
             continue
         except ModelError as problem:
             raise ModelError(f"{folder.path / MANIFEST}: {problem}") from None
@@ -449,11 +454,11 @@ def load_model(
             engine.close()
             said = str(problem).removeprefix(f"{engine.label}: ")
             passed.append(f"{engine_words(engine.label)}: {said}")
-            continue
         except AgentError:
             engine.close()
             raise
-        return model
+        else:
+            return model
     raise EngineError(f"{folder.manifest.id}: no engine can run it: {'; '.join(passed)}")
 
 
@@ -462,11 +467,6 @@ def _thumbnail(request: Request, prepared: PreparedSample) -> Array | None:
     if prepared.placement is None or request.foreign or request.tensors is not None:
         return None
     return prepared.thumbnail(request.sample.data)
-
-
-def _blame(engine: str, problem: EngineError) -> str:
-    """Return an error's text, preceded by the engine's name if it does not begin with it."""
-    return f"{engine}: {str(problem).removeprefix(f'{engine}: ')}"
 
 
 def assemble(folder: ModelFolder, choice: EngineChoice, engine: Engine, kind: Kind) -> Model:

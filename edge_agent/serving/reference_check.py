@@ -11,7 +11,9 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
+from itertools import islice
 
 import numpy as np
 
@@ -19,9 +21,16 @@ from ..core.containment import contained
 from ..core.errors import AgentError, EngineError
 from ..core.files import size_of
 from ..core.frozen import record
-from ..core.types import Findings, Kind, Tensors
+from ..core.types import Kind, Tensors
 from ..device.headroom import has_room
-from ..inference.agreement import Answer, answer_of, compare_answers, compare_models, find_in_noise
+from ..inference.agreement import (
+    Answer,
+    InNoise,
+    answer_in_noise,
+    answer_of,
+    compare_answers,
+    compare_models,
+)
 from ..inference.engines.engine import EngineChoice
 from ..inference.engines.registry import plain_choice, readers
 from ..inference.model import Model, load_model
@@ -77,7 +86,7 @@ class ReferenceCheck:
         """Whether the engine has agreed on enough inputs."""
         return self._agreed >= INPUTS
 
-    def answer(self, model: Model, tensors: Tensors) -> tuple[Tensors, str]:
+    def answer(self, model: Model, tensors: Tensors, *, counts: bool) -> tuple[Tensors, str]:
         """Return the outputs for an input of the model, and the label of their engine.
 
         Raises:
@@ -86,10 +95,10 @@ class ReferenceCheck:
         """
         with self._turn:
             if self._open:
-                return self._beside(model, tensors)
+                return self._beside(model, tensors, counts)
         return model.run(tensors), model.engine.label
 
-    def _beside(self, model: Model, tensors: Tensors) -> tuple[Tensors, str]:
+    def _beside(self, model: Model, tensors: Tensors, counts: bool) -> tuple[Tensors, str]:
         """Return the engine's outputs if they are correct, or else the session's."""
         given = model.unfolded(tensors)
         if self.why is not None:
@@ -108,10 +117,11 @@ class ReferenceCheck:
                 self._close()
             return numbers, model.engine.label
         label = self._plain.engine.label
-        in_noise = partial(find_in_noise, self._plain, given)
+        in_noise = partial(answer_in_noise, self._plain, given)
         agreement = compare_answers(model, expected, found, in_noise)
-        if not agreement.passed:
+        if counts and not agreement.passed:
             self.why = f"beside {label} without optimization: {agreement.why}"
+        if not (agreement.passed and agreement.evidence):
             return expected.outputs, label
         self._agreed += 1
         if self.satisfied:
@@ -150,10 +160,13 @@ class Statement:
     tensors: Tensors
     """Inputs of the unfolded network."""
     answer: Answer
-    in_noise: Callable[[], Findings]
-    """Returns its findings for the same input with noise of one gray level."""
+    in_noise: Callable[[], InNoise]
     label: str
     """Label of the session's engine."""
+
+
+KEPT = 2
+"""Answers in noise of rounding that are kept of each input."""
 
 
 def state(plain: Model, tensors: Tensors) -> Statement:
@@ -164,7 +177,9 @@ def state(plain: Model, tensors: Tensors) -> Statement:
     """
     with contained(plain.id):
         kept = {name: np.array(array) for name, array in tensors.items()}
-        answer, noisy = answer_of(plain, kept), find_in_noise(plain, kept)
+        answer, noisy = answer_of(plain, kept), answer_in_noise(plain, kept)
+        # Its session is closed before they are needed.
+        noisy = replace(noisy, of_rounding=list(islice(noisy.of_rounding, KEPT)))
     return Statement(kept, answer, lambda: noisy, plain.engine.label)
 
 
@@ -233,5 +248,5 @@ def _statements(reference: Model, inputs: Iterable[Tensors]) -> Iterator[Stateme
             answer = answer_of(reference, tensors)
         except AgentError:
             continue  # no evidence about another engine
-        in_noise = partial(find_in_noise, reference, tensors)
+        in_noise = partial(answer_in_noise, reference, tensors)
         yield Statement(tensors, answer, in_noise, reference.engine.label)

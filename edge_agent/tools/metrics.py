@@ -18,7 +18,7 @@ from ..core.errors import UsageError
 from ..core.files import subfolders
 from ..core.frozen import record
 from ..core.types import Anomaly, Array, Classes, Detections, Findings, Sample
-from ..inference.agreement import match_boxes
+from ..inference.likeness import match_boxes
 
 Metric = Literal["top-1", "mAP", "AUC"]
 NORMAL = "normal"

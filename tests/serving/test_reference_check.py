@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from edge_agent.core.types import Request, Sample
 from edge_agent.inference.agreement import (
     Margin,
     compare_findings,
@@ -127,6 +128,62 @@ def test_where_nothing_is_found_the_outputs_are_compared(tmp_path: Path) -> None
     why = verdict(tmp_path / "unlike", low, [(0, 0.1, 0.9, 0.0, -0.9, -0.4)])
     assert why is not None
     assert "cosine" in why
+
+
+def summing(folder: Path, weights: np.ndarray, order: Sequence[int]) -> Model:
+    """Make a classifier of 4x4 pixels that sums their products in an order of its own."""
+    folder.mkdir(parents=True)
+    order = list(order)
+    save_onnx(
+        folder / "model.onnx",
+        [
+            node("Flatten", ["x"], ["flat"]),
+            node("Gather", ["flat", "order"], ["turned"], axis=1),
+            node("MatMul", ["turned", "weights"], ["sums"]),
+            node("Softmax", ["sums"], ["scores"]),
+        ],
+        [("x", "float32", (1, 3, 4, 4))],
+        [("scores", "float32", (1, 3))],
+        {"order": np.array(order), "weights": weights[order]},
+    )
+    output = {"decoder": "softmax", "labels": ["ok", "scratch", "dent"]}
+    return opened(write_manifest(folder, "1", "classification", output=output))
+
+
+def test_an_input_whose_rounding_decides_says_nothing_about_an_engine(tmp_path: Path) -> None:
+    """Whoever might ask could have every engine condemned, with what each rounds in its own way."""
+    random = np.random.default_rng(5)
+    weights = random.standard_normal((48, 3)).astype(np.float32)
+    right = summing(tmp_path / "right", weights, range(48))
+    other = summing(tmp_path / "other", weights, range(47, -1, -1))
+    wrong = summing(tmp_path / "wrong", weights[:, ::-1].copy(), range(48))
+    nothing = np.linalg.svd(weights.T.astype(np.float64))[2][3:]
+
+    def sought() -> dict[str, np.ndarray]:
+        for _ in range(500):
+            flat = 1e15 * random.standard_normal(len(nothing)) @ nothing
+            x = flat.reshape(1, 3, 4, 4).astype(np.float32)
+            one, two = (model.run({"x": x})["scores"].argmax() for model in (right, other))
+            if one != two:
+                return {"x": x}
+        pytest.fail("both sum alike")
+
+    assert why_unlike_session(right, other, [sought() for _ in range(5)]) is None
+    usual = {"x": random.standard_normal((1, 3, 4, 4)).astype(np.float32)}
+    assert why_unlike_session(right, wrong, [usual]) is not None
+
+
+def test_tensors_of_a_client_count_only_where_a_model_has_no_samples(tmp_path: Path) -> None:
+    """They may have been sought out; whoever sends nothing else has nothing else compared."""
+    model = opened(brightness(tmp_path / "light"))
+    gray = Sample(np.full((48, 64, 3), 9, np.uint8), 0, 0, 0.0)
+    given = {"picture": np.full((1, 3, 16, 16), 1e15, np.float32)}
+    ask = Request(gray, tensors=given, foreign=True)
+    model.infer_all([ask])
+    assert model.last is not None
+    assert model.last["picture"].max() > 1e14
+    model.infer_all([Request(gray), ask])
+    assert model.last["picture"].max() < 256
 
 
 @pytest.mark.parametrize("engine", ["openvino", "onnxruntime"])

@@ -15,8 +15,8 @@ import numpy as np
 
 from ...core.errors import AgentError, EngineError, ModelError, UsageError
 from ...core.types import Array, Detections
-from ...inference.agreement import unmatched
 from ...inference.engines.engine import native_reason
+from ...inference.likeness import unmatched
 from ...models.files.check_onnx import inspect
 from ...models.files.facts import NetworkFacts
 from ...models.manifest import ModelFolder, load

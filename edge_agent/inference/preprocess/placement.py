@@ -66,6 +66,10 @@ Region = tuple[int, int, int, int]
 """x1, y1, x2, y2 in source pixels."""
 
 
+class GivenTensors(dict[str, Array]):
+    """Inputs that came ready from a client, who may have sought out what engines differ in."""
+
+
 @record(quick=True, eq=False)
 class PreparedSample:
     """A sample as the network takes it."""
