@@ -132,7 +132,9 @@ class Inference:
         outputs: list[dict[str, Any]] = []
         parts: list[bytes] = []
         for each in wanted:
-            array = found.tensors[each["name"]]
+            array = found.tensors.get(each["name"])
+            if array is None:  # of the version that was asked, but another has answered
+                raise SampleError(f"outputs: {answer.outcome.model} has no {each['name']!r}")
             output = {
                 "name": each["name"],
                 "datatype": _NAMES[array.dtype.name],

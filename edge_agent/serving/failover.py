@@ -144,6 +144,9 @@ class Failover:
         if sample.data.dtype.kind == "f" and not np.isfinite(sample.data).all():
             model.stats.failing = 0  # the input is not finite either: no engine is at fault
             return
+        if failure[1].foreign and _works(model):
+            model.stats.failing = 0  # what clients have sent is at fault
+            return
         here = _name(model.choice)
         choices = self._loader.engines.left_for(model.folder)
         for choice in choices:
@@ -272,6 +275,14 @@ class Failover:
                 serving.passed = passed
         if not self._active.replace(old, new):
             new.close()
+
+
+def _works(model: Model) -> bool:
+    """Whether an engine still computes the last input that it has computed."""
+    try:
+        return model.last is not None and bool(model.run(model.last))
+    except AgentError:
+        return False
 
 
 def _name(choice: EngineChoice) -> str:

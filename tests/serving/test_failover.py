@@ -16,8 +16,8 @@ import tomli_w
 
 from edge_agent.config.device_profile import DeviceProfile, EngineLine
 from edge_agent.config.settings import Arm
-from edge_agent.core.errors import AgentError
-from edge_agent.core.types import Sample
+from edge_agent.core.errors import AgentError, EngineError
+from edge_agent.core.types import Request, Sample
 from edge_agent.device.hardware import read_facts
 from edge_agent.inference.engines.engine import EngineChoice
 from edge_agent.inference.model import Model
@@ -196,6 +196,20 @@ def test_an_engine_that_fails_gives_way_to_the_next(
     assert "onnxruntime:CPU, which failed on 5 frames in a row" in said[0]
     assert len(desk.serving.passed) == 1
     assert desk.serving.passed[0].startswith("onnxruntime:CPU: ")
+
+
+def test_what_clients_send_moves_no_engine_that_works(make: Callable[..., Desk]) -> None:
+    """Five questions that no frame resembles had moved a pipeline's model, for up to six hours."""
+    desk = make("onnxruntime", "openvino")
+    assert desk.show(20) == []
+    asked = Request(Sample(plain(250, 16, 16), 0, 0, 0.0), foreign=True)
+    failed = desk.model.infer_all([asked] * FAILURES)
+    assert all(isinstance(each, EngineError) for each in failed)
+    desk.failover.step()
+    assert (desk.label, desk.failover.problems()) == (ORT, [])
+    assert len(desk.show(250, FAILURES)) == FAILURES
+    desk.failover.step()
+    assert desk.label == OV
 
 
 def test_failures_that_are_not_in_a_row_change_nothing(make: Callable[..., Desk]) -> None:
