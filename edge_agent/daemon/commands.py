@@ -13,7 +13,7 @@ from typing import Any
 from ..core.frozen import record
 from ..core.threads import ShutdownQueue, Stop
 from ..mqtt import payloads
-from ..mqtt.requests import Command
+from ..mqtt.requests import Command, Later
 from ..runtime.pipelines.runner import Runner
 
 
@@ -42,8 +42,9 @@ class AgentCommands:
         """Return the time and the session."""
         return {"time": payloads.iso(time.time_ns()), "session": self._runner.identity.session}
 
-    def restart(self, _request: Restart) -> Mapping[str, Any]:
+    def restart(self, _request: Restart) -> Later:
         """Restart the agent after the reply has been sent."""
         stop = Stop("restart was asked for", asked=True, restart=True)
-        self._stops.call(lambda: self._stops.put(stop))
-        return {"session": self._runner.identity.session}
+        later = Later("", after=lambda: self._stops.call(lambda: self._stops.put(stop)))
+        later.tell({"session": self._runner.identity.session})
+        return later

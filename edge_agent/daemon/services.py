@@ -90,6 +90,7 @@ def compose(
         *(configuration.commands, deployer.commands.commands),
     )
     configuration.answer_interrupted(requests)
+    deployer.commands.answer_interrupted(requests)
     loop = RequestLoop(
         *(runner.inbox, requests, transfers, local, deployer, inventory.catalog),
         rollouts=rollouts,

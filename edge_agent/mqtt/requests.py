@@ -45,15 +45,22 @@ SetBare = Callable[[str, str, bytes], Mapping[str, Any]]
 
 
 class Later:
-    """The outcome of a command that takes a while; reported once, by any thread."""
+    """The outcome of a command that takes a while, or must not be lost; reported by any thread."""
 
-    def __init__(self, unfinished: str, begin: Callable[[], object] = lambda: None) -> None:
+    def __init__(
+        self,
+        unfinished: str,
+        begin: Callable[[], object] = lambda: None,
+        after: Callable[[], object] = lambda: None,
+    ) -> None:
         """Set up the outcome; *unfinished* is the error if the agent ends first.
 
-        *begin* is called once `reply_to` is known.
+        *begin* is called once `reply_to` is known, and may report the outcome, or raise AgentError;
+        *after* once the reply is remembered and published.
         """
         self.unfinished = unfinished
         self.begin = begin
+        self.after = after
         self.answered = False
         """Whether the reply was published."""
         self.reply_to: Mapping[str, Any] | None = None
@@ -302,6 +309,7 @@ class Requests:
         self._publish(reply, asked.request.message)
         if asked.later is not None:
             asked.later.answered = True
+            asked.later.after()
 
     def _carry_out(self, asked: _Waiting) -> tuple[dict[str, Any] | None, bool]:
         """Return the reply (None: not yet) and whether the command was carried out."""
@@ -315,7 +323,9 @@ class Requests:
                     asked.later = result
                     result.reply_to = _reply_to(asked)
                     result.begin()
-                    return None, False
+                    if not result.told:
+                        return None, False
+                    result = result.result()
             else:
                 result = asked.later.result()
         except AgentError as problem:

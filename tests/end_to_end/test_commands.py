@@ -555,6 +555,66 @@ def test_what_was_carried_out_outlives_a_kill(device: Device) -> None:
     assert device.reply("kept", 2) == {**first, "repeated": True}
 
 
+@pytest.mark.parametrize(
+    ("verb", "version", "point"),
+    [("rollback", "3", "rollback.done"), ("delete", "0.5", "delete.renamed")],
+)
+def test_a_kill_before_its_reply_makes_no_command_happen_twice(
+    *,
+    verb: str,
+    version: str,
+    point: str,
+    tmp_path: Path,
+    broker: Mosquitto,
+    listen: Listeners,
+    agent: Agents,
+    models: list[str],
+    clip: str,
+) -> None:
+    """A rollback went back two versions; a delete was answered with an error.
+
+    The broker sends such a command again, because it was not acknowledged.
+    """
+    for each in ("0.5", "2", "3", "4"):
+        models.append(str(tmp_path / each))
+        detector(tmp_path / each / "finder", [(0, 0.9, 0.0, 0.0, 0.5, 0.5)], ["box"], each)
+    old = tmp_path / "agent" / "state" / "models" / "finder" / "0.5"
+    old.parent.mkdir(parents=True)
+    (Path(models.pop(1)) / "finder").rename(old)
+    (old / ".package").mkdir()
+    (old / ".package" / "accepted").touch()
+    pipeline = {"name": "live", "source": clip, "model": "finder"}
+    running = agent(
+        agent_settings("box", broker.url, [pipeline], models_dirs=models),
+        environ={"EDGE_AGENT_FAULT": point},
+    )
+    device = Device(listen(broker.port), running)
+    device.more_results("live", 2)
+    for each in "1234":
+        device.ask("activate", {"id": f"to{each}", "model": "finder", "version": each})
+        assert device.reply(f"to{each}")["ok"] is True
+    body = {"model": "finder"} if verb == "rollback" else {"model": "finder", "version": version}
+    request = {"id": "once", "time": now(), **body}
+    device.ask(verb, request)
+    assert running.wait() == -signal.SIGKILL
+    running.environ.clear()
+    running.restart()
+    done = {"schema": 1, "id": "once", "ok": True}
+    expected = {**done, "result": {"model": "finder", "version": version}}
+    assert device.reply("once") == expected
+    assert device.reply("once", 2) == {**expected, "repeated": True}
+    live = {"rollback": ("3", "2"), "delete": ("4", "3")}[verb]
+    device.heard.wait_state(f"{D}/model/finder", live=live[0], previous=live[1])
+    device.more_results("live", 2)
+    assert device.results("live")[-1]["model"] == f"finder@{live[0]}"
+    assert running.stop() == 0
+    running.restart()
+    device.heard.wait_for(lambda _: device.started() == 3, "a third start")
+    device.ask("ping", {"id": "after"})
+    device.reply("after")
+    assert len(device.heard.on(f"{D}/reply/once")) == 2, "answered is answered"
+
+
 def test_a_flood_of_commands_does_not_wear_out_the_disk(device: Device) -> None:
     """300 commands of 60 kB each, 18 MB: what is written to remember them is a thousandth."""
     written = bytes_written(device.agent)

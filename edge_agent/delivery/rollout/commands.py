@@ -1,16 +1,26 @@
-"""The commands about versions: rollback, activate, delete. Section 3 of the interface."""
+"""The commands about versions: rollback, activate, delete. Section 3 of the interface.
+
+Going back twice or deleting twice is not the same as once, so these two are noted in the model's
+pointers until their reply is remembered; after a kill the next run answers them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ...core.errors import ModelError
 from ...core.frozen import record
 from ...core.parameters import Name, Version
 from ...models.store.pointers import same_version
-from ...mqtt.requests import Command
+from ...mqtt.requests import Command, Later, Requests
 from .swap import Swap, exchange_details, log_live
+
+log = logging.getLogger(__name__)
+
+ReplyTo = Mapping[str, Any] | None
+"""Of `Later`."""
 
 
 @record
@@ -42,16 +52,44 @@ class VersionCommands:
     def __init__(self, swap: Swap) -> None:
         self._swap = swap
         self.commands: tuple[Command[Any], ...] = (
-            Command("rollback", Rollback, self.rollback),
+            Command("rollback", Rollback, lambda asked: self._noted(asked, self.rollback)),
             Command("activate", Activate, self.activate),
-            Command("delete", Delete, self.delete),
+            Command("delete", Delete, lambda asked: self._noted(asked, self.delete)),
         )
 
-    def rollback(self, request: Rollback) -> Mapping[str, Any]:
+    def _noted(self, asked: Any, work: Callable[[Any, ReplyTo], Mapping[str, Any]]) -> Later:
+        """Have *work* done, and noted with its effect until its reply is remembered."""
+
+        def begin() -> None:
+            # Others are carried out at every arrival.
+            once = later.reply_to is not None and "digest" in later.reply_to
+            later.tell(work(asked, later.reply_to if once else None))
+
+        later = Later("", begin, lambda: self._answered(asked.model))
+        return later
+
+    def _answered(self, name: str) -> None:
+        try:
+            self._swap.store.answered(name)
+        except ModelError as problem:
+            log.warning("%s; the next start answers it again", problem)
+
+    def answer_interrupted(self, requests: Requests) -> None:
+        """Answer the commands that the last run carried out but had no time to answer."""
+        for name in self._swap.store.names():
+            answer = self._swap.store.unanswered(name)
+            if answer is not None:
+                log.info("model %s: answering a command of the last run", name)
+                requests.answer_unfinished(answer["reply_to"], answer["result"])
+            self._answered(name)
+
+    def rollback(self, request: Rollback, reply_to: ReplyTo = None) -> Mapping[str, Any]:
         """Go back to the previous version."""
         name = request.model
         with self._swap.changing:
-            version = self._swap.roll_back(name, "by command", told="rolled back by command")
+            version = self._swap.roll_back(
+                name, "by command", told="rolled back by command", reply_to=reply_to
+            )
             # Not earlier: a command that fails changes nothing.
             self._swap.ledger.cancel(name, "rolled back by command")
         return {"model": name, "version": version}
@@ -75,7 +113,7 @@ class VersionCommands:
             self._swap.ledger.changed()
         return {"model": name, "version": folder.manifest.version}
 
-    def delete(self, request: Delete) -> Mapping[str, Any]:
+    def delete(self, request: Delete, reply_to: ReplyTo = None) -> Mapping[str, Any]:
         """Delete a version that nothing uses."""
         name, version = request.model, request.version
         for pinned, pin in self._swap.active.pins():
@@ -91,6 +129,6 @@ class VersionCommands:
                 raise ModelError(
                     f"{name}@{version} is live or on its way there; activate another one first"
                 )
-            self._swap.store.delete(name, version)
+            self._swap.store.delete(name, version, reply_to=reply_to)
         self._swap.ledger.changed()
         return {"model": name, "version": version}

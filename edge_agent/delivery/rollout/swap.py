@@ -229,10 +229,17 @@ class Swap:
             self.ledger.clear_mark(candidate.name, candidate.version)
             self.keep_live(candidate, why, problem)
 
-    def roll_back(self, name: str, why: str, *, told: str | None = None) -> str:
+    def roll_back(
+        self,
+        name: str,
+        why: str,
+        *,
+        told: str | None = None,
+        reply_to: Mapping[str, Any] | None = None,
+    ) -> str:
         """Make the previous version live, record the reason, and return the version.
 
-        Who has pushed the version on probation is told that, or *told*.
+        Who has pushed the version on probation is told that, or *told*. *reply_to* is of a command.
 
         Raises:
             AgentError: there is none, it does not load, or it differs from what was accepted;
@@ -248,7 +255,7 @@ class Swap:
             )
         folder, models = self.reopen(name, pointers.previous)
         try:
-            self.catalog.rollback(name, why)
+            self.catalog.rollback(name, why, reply_to=reply_to)
         except ModelError:
             close_all(models)
             raise

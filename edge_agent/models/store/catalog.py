@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from ...core.containment import contained
 from ...core.errors import ModelError
@@ -179,8 +179,10 @@ class Catalog:
         self.store.activate(name, folder.manifest.version, before=self._running(name))
         return folder
 
-    def rollback(self, name: str, why: str | None = None) -> ModelFolder:
-        """Make the previous version live; for *why* see `Store.rollback`.
+    def rollback(
+        self, name: str, why: str | None = None, *, reply_to: Mapping[str, Any] | None = None
+    ) -> ModelFolder:
+        """Make the previous version live; for *why* and *reply_to* see `Store.rollback`.
 
         Raises:
             ModelError: there is none, or it no longer loads; nothing has changed then.
@@ -188,7 +190,7 @@ class Catalog:
         previous = self.store.pointers(name).previous
         if previous is not None:
             self.find(name, previous)
-        return self.find(name, self.store.rollback(name, why))
+        return self.find(name, self.store.rollback(name, why, reply_to=reply_to))
 
     def problems(self) -> tuple[str, ...]:
         """List the problems in all places, one line each."""

@@ -61,6 +61,8 @@ class Pointers:
     """The highest version ever accepted; lower ones are no longer accepted."""
     used: Mapping[str, float] = field(default_factory=dict)
     """By version: when it last started to be used, seconds since 1970."""
+    answer: Mapping[str, Any] | None = None
+    """What the last command about versions did, until its reply is remembered; see `answer_of`."""
     damage: str | None = None
     """One line about the file if it could not be read; the pointers are then empty."""
 
@@ -101,6 +103,19 @@ class Pointers:
         return replace(self, highest=version)
 
 
+def answer_of(
+    reply_to: Mapping[str, Any] | None, name: str, version: str, *, deletes: bool = False
+) -> dict[str, Any] | None:
+    """Return the note of a command, to answer it after a kill; *reply_to* is of `Later`."""
+    if reply_to is None:
+        return None
+    return {
+        "reply_to": dict(reply_to),
+        "result": {"model": name, "version": version},
+        "deletes": deletes,
+    }
+
+
 def read(folder: Path) -> Pointers:
     """Read the pointers of the model in *folder*; empty ones if there are none."""
     path = folder / FILE
@@ -130,7 +145,7 @@ def _parse(data: Any) -> Pointers:
         raise ValueError("not ours")
     trial = data.get("trial")
     highest = data.get("highest")
-    used = data.get("used", {})
+    used, answer = data.get("used", {}), data.get("answer")
     return Pointers(
         tuple(_version(version) for version in data.get("history", ())),
         None
@@ -145,6 +160,7 @@ def _parse(data: Any) -> Pointers:
         ),
         None if highest is None else _version(highest),
         {_version(version): float(time) for version, time in dict(used).items()},
+        answer if isinstance(answer, dict) else None,
     )
 
 

@@ -18,10 +18,11 @@ from __future__ import annotations
 import shutil
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from ...core.errors import ModelError, UsageError
 from ...core.files import (
@@ -39,7 +40,7 @@ from ...core.files import (
 from ...core.names import is_name, is_version, version_key
 from ...core.plain_file import read_plain_bytes
 from . import pointers as pointing
-from .pointers import Pointers, Trial, same_version
+from .pointers import Pointers, Trial, answer_of, same_version
 
 MODELS = "models"
 NOTES = ".package"
@@ -225,8 +226,8 @@ class Store:
                 fault("commit.done")
         return place
 
-    def delete(self, name: str, version: str) -> None:
-        """Delete a version.
+    def delete(self, name: str, version: str, *, reply_to: Mapping[str, Any] | None = None) -> None:
+        """Delete a version; for *reply_to* see `answer_of`.
 
         Raises:
             ModelError: it does not exist, or is live, previous, or on trial.
@@ -238,6 +239,9 @@ class Store:
             role = self.pointers(name).role(version)
             if role is not None:
                 raise ModelError(f"{name}@{version} is {role}; activate another version first")
+            answer = answer_of(reply_to, name, version, deletes=True)
+            if answer is not None:
+                self._change(name, lambda old: replace(old, answer=answer))
             self.discard(name, version)
 
     def discard(self, name: str, version: str) -> None:
@@ -292,10 +296,13 @@ class Store:
             self._accept(name, version)
             return self._change(name, change)
 
-    def rollback(self, name: str, why: str | None = None) -> str:
+    def rollback(
+        self, name: str, why: str | None = None, *, reply_to: Mapping[str, Any] | None = None
+    ) -> str:
         """Make the previous version live; remove the live one from the history.
 
-        If *why* is given, it is marked as rolled back, for the caller to clear once recorded.
+        If *why* is given, it is marked as rolled back, for the caller to clear once recorded; for
+        *reply_to* see `answer_of`.
 
         Returns:
             The version that is live now.
@@ -317,6 +324,7 @@ class Store:
                 history=old.history[:-1],
                 trial=(mark or None) if on_trial else old.trial,
                 used={**old.used, old.previous: time.time()},
+                answer=answer_of(reply_to, name, old.previous) or old.answer,
             )
 
         with disk_errors(f"{name}: rolling back"), self.locked():
@@ -326,6 +334,22 @@ class Store:
         """Record which version is on trial, and its phase; None: no version is."""
         with disk_errors(f"{name}: noting the trial"), self.locked():
             return self._change(name, lambda old: replace(old, trial=trial))
+
+    def unanswered(self, name: str) -> Mapping[str, Any] | None:
+        """Return the note of the last command if it was done, see `answer_of`; None: there is none.
+
+        A deletion is noted before it is done.
+        """
+        answer = self.pointers(name).answer
+        if answer and answer["deletes"] and self.path(name, answer["result"]["version"]):
+            return None
+        return answer
+
+    def answered(self, name: str) -> None:
+        """Forget the note of the last command."""
+        if self.pointers(name).answer is not None:
+            with disk_errors(f"{name}: forgetting a command"), self.locked():
+                self._change(name, lambda old: replace(old, answer=None))
 
     def _change(self, name: str, change: Callable[[Pointers], Pointers]) -> Pointers:
         """Read, change, and write the pointers of a model; the caller has the lock."""
