@@ -6,6 +6,7 @@ import gc
 import logging
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -127,6 +128,8 @@ class ActiveModels:
         self._asked = asked
         self._loading = threading.Lock()
         self._all: dict[tuple[str, Kind], Serving] = {}
+        self._exchanges: Counter[str] = Counter()
+        """How often another version of each model has gone live."""
         self.on_change = Callbacks()
         """Called when the serving models change."""
 
@@ -216,7 +219,7 @@ class ActiveModels:
         with self._loading:
             if serving.model is not None or self._stopping():
                 return
-            folder = None
+            folder, known = None, self._exchanges[serving.arm.name]
             try:
                 with contained(serving.reference, ModelError):
                     folder = catalog.find(serving.arm.name, serving.arm.version)
@@ -234,7 +237,9 @@ class ActiveModels:
             else:
                 with self._lanes.boundary():
                     # A rollback or a push may have installed another version meanwhile.
-                    overtaken = serving.model is not None
+                    overtaken = serving.model is not None or (
+                        serving.arm.version is None and self._exchanges[serving.arm.name] != known
+                    )
                     if not overtaken:
                         serving.model = model
                 if overtaken:
@@ -290,21 +295,26 @@ class ActiveModels:
     def exchange(self, models: Mapping[Kind, Model], name: str) -> Exchange:
         """Serve *name* with another version from the next frame on.
 
-        Nothing is closed yet: frames in flight through the old models finish.
+        Nothing is closed yet: frames in flight through the old models finish. A kind of samples
+        that came up while *models* were being loaded is loaded now.
         """
         start = time.perf_counter()
         before = self.lost_frames()
         with self._lanes.boundary():
             servings = self.servings_of(name)
             old = [serving.model for serving in servings]
+            self._exchanges[name] += 1
             for serving in servings:
-                if serving.kind in models:
-                    serving.model = models[serving.kind]
+                serving.model = models.get(serving.kind)
+                if serving.model is not None:
                     serving.problem, serving.broken, serving.shadow = None, False, None
                     serving.stands_in = None
             retired = self._unused(old)
         took = (time.perf_counter() - start) * 1e3
         dropped = self.lost_frames() - before
+        for serving in servings:
+            if serving.model is None and not serving.lazy:
+                self.load(serving)
         self.on_change()
         return Exchange(retired, took, dropped)
 
