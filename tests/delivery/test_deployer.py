@@ -711,6 +711,10 @@ def test_replace_mode_says_what_it_costs(box: Boxes, tmp_path: Path) -> None:
     end = deliver(one, tmp_path, "3", best=1, trial={"max_infer_ms": 0.0001})
     assert end["state"] == "rejected"
     one.results_go_on("2")
+    done = run_cli("rollback", "level", "--device", "edge-01", "--broker", one.url)
+    assert done.returncode == 0
+    assert one.wait_settled(outcome="rolled-back", version="2")["last"]["mode"] == "replace"
+    one.results_go_on("1")
 
 
 UNSET_CLOCK = """

@@ -52,23 +52,41 @@ class Swap:
     """Held for every change of the live version, by the deployer's thread and by commands."""
 
     def reopen(self, name: str, version: str) -> tuple[ModelFolder, dict[Kind, Model]]:
-        """Load a version that has been accepted before; needs no lock.
+        """Load a version that has been accepted before.
 
-        It may have been on disk for long, so its files and golden outputs are checked again.
+        It may have been on disk for long, so its files and golden outputs are checked again. If
+        memory has no room for both, the incumbent is unloaded first.
 
         Raises:
-            AgentError: it is missing, does not load, or differs from what was accepted.
+            AgentError: it is missing, does not load, or differs from what was accepted; the
+                incumbent serves.
         """
         folder = self.catalog.find_unchanged(name, version)
-        models = self.open(folder, checked=False)
+        if self.must_replace(folder):
+            self._unload(name)
+        models: dict[Kind, Model] = {}
         try:
+            models = self.open(folder, checked=False)
             if bounds_of(folder, self.trial()).golden:
                 for model in models.values():
                     check_golden(model)
         except AgentError:
-            close_all(models)
+            self._discard(name, models)
             raise
         return folder, models
+
+    def _unload(self, name: str) -> None:
+        """Unload the version that serves; its frames wait or are superseded."""
+        for old in self.active.unload(
+            lambda serving, _model: serving.arm.name == name and serving.arm.version is None
+        ):
+            self.active.retire(old)
+
+    def _discard(self, name: str, models: Models) -> None:
+        """Close models that will not serve, and load the live version if it was unloaded."""
+        close_all(models)
+        if not self._serves(name):
+            self.exchange(name, self.open(self.catalog.live(name)))
 
     def open(self, folder: ModelFolder, *, checked: bool = True) -> dict[Kind, Model]:
         """Load a version for every kind of sample from its pipelines; needs no lock.
@@ -87,9 +105,13 @@ class Swap:
             raise
         return opened
 
+    def _serves(self, name: str) -> bool:
+        """Whether a live version is in memory."""
+        return any(serving.model for serving in self.active.servings_of(name))
+
     def must_replace(self, folder: ModelFolder) -> bool:
         """Whether memory has no room for the old and the new version at once; needs no lock."""
-        if not any(s.model for s in self.active.servings_of(folder.manifest.name)):
+        if not self._serves(folder.manifest.name):
             return False
         size = sum(path.stat().st_size for path in folder.path.rglob("*") if path.is_file())
         return not self.overlap or not has_room(size)
@@ -116,17 +138,13 @@ class Swap:
         incumbent = self.catalog.live(name)
         start = time.perf_counter()
         before = self.active.lost_frames()
-        for old in self.active.unload(
-            lambda serving, _model: serving.arm.name == name and serving.arm.version is None
-        ):
-            self.active.retire(old)
+        self._unload(name)
         models: dict[Kind, Model] = {}
         try:
             models = self.open(folder)
             self._activate(candidate, incumbent.manifest.version, bounds)
         except AgentError as problem:
-            close_all(models)
-            self.exchange(name, self.open(incumbent))
+            self._discard(name, models)
             raise ModelError(candidate.blamed(str(problem))) from None
         exchange = self.active.exchange(models, name)
         fault("swap.exchanged")
@@ -143,7 +161,7 @@ class Swap:
         try:
             self.catalog.activate(name, folder.manifest.version)
         except ModelError:
-            close_all(models)
+            self._discard(name, models)
             raise
         return self.exchange(name, models)
 
@@ -254,16 +272,17 @@ class Swap:
                 " to go back to"
             )
         folder, models = self.reopen(name, pointers.previous)
+        mode = {"mode": "replace"} if models and not self._serves(name) else {}
         try:
             self.catalog.rollback(name, why, reply_to=reply_to)
         except ModelError:
-            close_all(models)
+            self._discard(name, models)
             raise
         fault("rollback.done")
         failed = self.ledger.on_probation(name)
         for candidate in failed:
             self.ledger.remove(candidate)
-        details = exchange_details(self.exchange(name, models))
+        details = exchange_details(self.exchange(name, models)) | mode
         push = next((self.ledger.push_of(candidate) for candidate in failed), None)
         self.ledger.record_last(name, pointers.live, "rolled-back", why, details, push=push)
         for candidate in failed:
