@@ -111,22 +111,28 @@ class ReferenceCheck:
                 expected = answer_of(self._plain, given)
         except AgentError as problem:
             # No evidence against the engine, which may be the last one left when another fails.
-            self._mute += 1
-            if self._mute >= INPUTS:
-                log.warning("model %s: nothing to compare engines with: %s", model.id, problem)
-                self._close()
+            self._count_mute(model, str(problem))
             return numbers, model.engine.label
         label = self._plain.engine.label
         in_noise = partial(answer_in_noise, self._plain, given)
         agreement = compare_answers(model, expected, found, in_noise)
         if counts and not agreement.passed:
             self.why = f"beside {label} without optimization: {agreement.why}"
+        elif counts and not agreement.evidence:
+            self._count_mute(model, agreement.why)
         if not (agreement.passed and agreement.evidence):
             return expected.outputs, label
         self._agreed += 1
         if self.satisfied:
             self._close()
         return numbers, model.engine.label
+
+    def _count_mute(self, model: Model, why: str) -> None:
+        """Count an input that tells nothing; a network to which all are so cannot be compared."""
+        self._mute += 1
+        if self._mute >= INPUTS:
+            log.warning("model %s: nothing to compare engines with: %s", model.id, why)
+            self._close()
 
     def close(self) -> None:
         """Stop answering and release the session."""
