@@ -52,7 +52,7 @@ class Condition:
         *value* is compared with `above` and `below`; *plain* is used if there are no bounds. None:
         the result cannot have the value, so the rule is not true.
         """
-        wanted = value is not None and self._holds(value, plain=plain)
+        wanted = value is not None and self.holds(value, plain=plain)
         # One bit per result: whether it contradicts the present state.
         self._bits = (self._bits << 1 | (wanted != self._true)) & ((1 << self._of) - 1)
         if self._bits.bit_count() >= self._least:
@@ -78,7 +78,8 @@ class Condition:
         self.active = self._true = False
         self._bits = 0
 
-    def _holds(self, value: float, *, plain: bool) -> bool:
+    def holds(self, value: float, *, plain: bool) -> bool:
+        """Whether the rule is true of a value in its present state."""
         above, below = self._rule.above, self._rule.below
         if not self._bounded:
             return plain
@@ -90,7 +91,10 @@ class Condition:
 class _Entry:
     """A rule with its condition and its event."""
 
-    __slots__ = ("column", "condition", "event", "facts", "key", "measure", "model", "rule")
+    __slots__ = (
+        *("column", "condition", "event", "facts", "key"),
+        *("measure", "model", "rule", "shown", "waited"),
+    )
 
     def __init__(self, rule: Rule, column: int | None, key: object) -> None:
         kind = kind_of(rule)
@@ -106,6 +110,10 @@ class _Entry:
         """Facts of the latest result that had the value."""
         self.model = ""
         """The model of that result."""
+        self.shown = True
+        """Whether the event may begin: results show what is counted, and not only tracks."""
+        self.waited = 0
+        """Results since the event could have begun but for that."""
 
 
 class Conditions:
@@ -124,6 +132,7 @@ class Conditions:
         What is new is checked with the *latest* results, without objects, of a silent sensor.
         """
         self._log = log
+        self._occupancy = occupancy
         self._units = settings.units
         self._splits = len(settings.arms) > 1
         """Whether results come of several models in turn."""
@@ -175,7 +184,22 @@ class Conditions:
             elif outcome.model == entry.model or self._splits:
                 continue  # a result without the value: no temperature, but the battery
             # Else a version serves that has no such value: what has begun would never end.
-            self._tell(entry, entry.condition.step(value, self._log.now, plain=plain))
+            change = entry.condition.step(value, self._log.now, plain=plain)
+            if entry.column is not None and counts is not None:
+                entry.shown = self._is_shown(entry, entry.column, outcome)
+            self._tell(entry, change)
+
+    def _is_shown(self, entry: _Entry, column: int, outcome: Outcome) -> bool:
+        """Whether the rule is true without the objects that were not seen since its event is due.
+
+        Tracks go on for a moment without being seen: such an object may be hidden, or gone.
+        """
+        count = int(self._occupancy.shown(column, entry.waited).sum())
+        due = entry.event is None and entry.condition.active
+        due = due and not self._log.is_silent(entry.rule, entry.facts)
+        entry.waited = entry.waited + 1 if due else 0
+        value, plain, _ = entry.measure(entry.rule, outcome, count)
+        return value is not None and entry.condition.holds(value, plain=plain)
 
     def _measure(
         self, entry: _Entry, outcome: Outcome, counts: NDArray[np.intp] | None, results: int
@@ -235,7 +259,7 @@ class Conditions:
             change = "end"  # its hours are over, even if its condition stays true
         if event is None:
             # Also if the cooldown ends while the condition is still true.
-            if entry.condition.active:
+            if entry.condition.active and entry.shown:
                 entry.event = self._log.begin(entry.rule, facts)
             return
         if facts.get("label") != event.facts.get("label"):
@@ -382,13 +406,13 @@ class Stays:
                 self._end(column, slot, "over")
 
     def advance(self) -> None:
-        """Begin the events of objects that have now stayed long enough."""
+        """Begin the events of objects that have now stayed long enough and are to be seen."""
         if not self._columns.size:
             return
         self.end_over(lambda rule: not self._log.holds(rule))
         occupancy = self._objects.occupancy
         stayed = self._log.now - occupancy.since.take(self._columns, axis=1)
-        due = occupancy.held.take(self._columns, axis=1) & (stayed >= self._for_s)
+        due = occupancy.shown(self._columns) & (stayed >= self._for_s)
         for slot, place in where(due):
             column = int(self._columns[place])
             if (column, slot) in self._ongoing:
@@ -406,8 +430,10 @@ class Stays:
 
     def update(self) -> None:
         """Report better scores of objects that stay."""
-        for (_, slot), event in self._ongoing.items():
-            if event.is_better({"score": self._objects.scores[slot]}):
+        occupancy = self._objects.occupancy
+        for (column, slot), event in self._ongoing.items():
+            better = event.is_better({"score": self._objects.scores[slot]})
+            if better and occupancy.shown(column)[slot]:
                 self._log.update(event, self._objects.facts(slot, event.rule))
 
     def finish(self, why: Why) -> None:

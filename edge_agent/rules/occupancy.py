@@ -61,6 +61,8 @@ class Occupancy:
         """Whether it counts there: k of n results said so, and no k of n since denied it."""
         self.since = np.zeros((room, len(needed)))
         """When that became true, monotonic seconds."""
+        self.missed = np.ones((room, len(needed)), np.int64)
+        """Results since the last one that showed it there."""
 
     def columns(self, *triggers: Trigger) -> Slots:
         """Return the columns of rules with one of these triggers."""
@@ -83,6 +85,8 @@ class Occupancy:
         inside, present = self._present(slots, placed, tracker, also)
         bits = (self._bits.take(slots, axis=0) << 1 | present) & ((1 << self._of) - 1)
         self._bits[slots] = bits
+        self.missed += 1
+        self.missed[slots] = np.where(present, 0, self.missed.take(slots, axis=0))
         count = ones(bits)
         enough = count >= self._needed
         before = self.held.take(slots, axis=0)
@@ -137,7 +141,7 @@ class Occupancy:
         self._bits[slots] = np.where(present, (1 << self._of) - 1, 0)
         self.held[slots] = present & (tracker.number[slots] > 0)[:, None]
         self.since[slots] = now
-        for name in ("_bits", "held", "since"):
+        for name in ("_bits", "held", "since", "missed"):
             getattr(self, name)[:, mine] = getattr(before, name)[:, theirs]
 
     def _fits(self, labels: Sequence[str]) -> Flags:
@@ -151,6 +155,14 @@ class Occupancy:
         """Return (columns,): how many objects count in each."""
         found: NDArray[np.intp] = self.held.sum(axis=0)
         return found
+
+    def shown(self, columns: int | Slots, missed: int = 0) -> Flags:
+        """Return (slots, …): which objects count in *columns* and are shown there.
+
+        By the latest result, or one of the *missed* before it: a track may outlive its object.
+        """
+        seen: Flags = self.missed.take(columns, axis=1) <= missed
+        return seen & self.held.take(columns, axis=1)
 
     def counts(self, tracker: Tracker) -> dict[str, dict[str, int]]:
         """Return how many objects of each label count in each zone."""
@@ -170,8 +182,8 @@ class Occupancy:
 
     def grow(self, room: int) -> None:
         """Make room for more slots."""
-        arrays = (self._inside, self._bits, self.held, self.since)
-        self._inside, self._bits, self.held, self.since = grown(room, *arrays)
+        arrays = (self._inside, self._bits, self.held, self.since, self.missed)
+        self._inside, self._bits, self.held, self.since, self.missed = grown(room, *arrays)
 
 
 @record(quick=True, eq=False)
