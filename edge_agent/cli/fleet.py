@@ -8,13 +8,12 @@ from __future__ import annotations
 import math
 import sys
 import time
-import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
 from typing import Any
 
-from ..core.errors import AgentError, BrokerError, MalformedError, UsageError
+from ..core.errors import AgentError, MalformedError, UsageError
 from ..core.names import NAME_RULE, is_name, is_version
 from ..core.text import printable
 from ..delivery.plan import read
@@ -23,7 +22,7 @@ from ..mqtt.connection import ReceivedMessage, parse_object
 from ..mqtt.declared import as_declared
 from ..mqtt.look import Said, offline_since, tables_in, texts_in
 from ..mqtt.one_shot import OneShotClient
-from ..mqtt.probe import WITHOUT, retained_trouble
+from ..mqtt.probe import blindness
 
 LOOK_SECONDS = 1.5
 """How long the first retained topic may take to arrive."""
@@ -185,13 +184,9 @@ class Fleet:
     @cached_property
     def blind(self) -> str:
         """Why the broker shows no device but by its name; "": it would show them."""
-        if not self._client.retains:
-            return f"this broker keeps no retained messages: {WITHOUT}"
-        with suppress(BrokerError):
-            topic = f"{self._root}/edge-agent-cli/reply/{uuid.uuid4().hex}"
-            if trouble := retained_trouble(self._client.broker, topic):
-                return f"this broker {trouble}; name one device, with --device ID"
-        return ""
+        why = blindness(self._client, self._root)
+        named = "; name one device, with --device ID" if self._client.retains else ""
+        return why and f"{why}{named}"
 
     def _collect(
         self,

@@ -22,6 +22,8 @@ FIRST_SECONDS = 2.0
 """Seconds that an agent must have run before its rate is meaningful."""
 MISSED = 3
 """Health messages that may be missing before the latest counts as old."""
+WRONG_SECONDS = 10.0
+"""Difference between a device's clock and ours beyond which one of them is wrong."""
 
 
 class Said(NamedTuple):
@@ -33,6 +35,8 @@ class Said(NamedTuple):
     health: Mapping[str, Any]
     sources: Mapping[str, Mapping[str, Any]]
     """Source topics by pipeline."""
+    ahead: float | None = None
+    """Seconds that its clock was ahead of ours as its health came; None: none has come yet."""
 
 
 @dataclass
@@ -66,7 +70,7 @@ class DeviceLook:
     words: str = ""
     """The text after the device's name."""
     why: list[str] = field(default_factory=list)
-    """Reasons given in its latest health, however old."""
+    """Reasons given in its latest health, however old, and what is wrong with its clock."""
     health_age_s: float | None = None
     pipelines: dict[str, PipelineLook] = field(default_factory=dict)
     lags: list[str] = field(default_factory=list)
@@ -85,11 +89,14 @@ def look_at(said: Said) -> DeviceLook:
         count = number_in(counts.get(key)) if isinstance(counts, dict) else None
         if count is not None:
             look.infer[key] = int(count)
-    at = moment(health)
-    if at is not None and health.get("clock") != payloads.UNSET:
-        look.health_age_s = round(max(0.0, time.time() - at), 1)
-    age = look.health_age_s
-    old = "" if age is None else f"{span(age)} old: "
+    age, clock = _age(said)
+    look.why += clock
+    old = ""
+    if age is not None and age < -WRONG_SECONDS:
+        old = "of unknown age: "
+    elif age is not None:
+        look.health_age_s = round(max(0.0, age), 1)
+        old = f"{span(age)} old: "
     last = f"its last health, {old}{'; '.join([str(health.get('state')), *look.why])}"
     if status.get("state") != "online":
         look.state, look.words = "offline", offline_since(said).removeprefix("offline ")
@@ -102,14 +109,33 @@ def look_at(said: Said) -> DeviceLook:
         # A source reports its loss at once, health only at its interval.
         broken = any(each.error for each in look.pipelines.values())
         look.state = "ok" if health.get("state") == "ok" and not broken else "degraded"
-        up = (number_in(health.get("uptime_s")) or 0.0) + (age or 0.0)  # since its health, too
-        look.words = "; ".join(look.why) or f"up {span(up)}"
+        up = number_in(health.get("uptime_s")) or 0.0
+        since = look.health_age_s or 0.0
+        look.words = "; ".join(look.why) or f"up {span(up + since)}"
     return look
 
 
+def _age(said: Said) -> tuple[float | None, list[str]]:
+    """Return the age of a device's health, if known, and what is wrong with its clock.
+
+    The age is negative where that clock is ahead of ours, and nobody knows by how much.
+    """
+    at, is_set = moment(said.health), said.health.get("clock") != payloads.UNSET
+    if at is None or (said.ahead is None and not is_set):
+        return None, []
+    ahead, least = said.ahead or 0.0, ""
+    age = time.time() + ahead - at
+    if age < -WRONG_SECONDS:
+        ahead, least = ahead - age, "at least "
+    if abs(ahead) <= WRONG_SECONDS or not is_set:
+        return age, []
+    which = "ahead of" if ahead > 0 else "behind"
+    return age, [f"its clock is {least}{span(abs(ahead))} {which} this machine's"]
+
+
 def _is_old(age: float, health: Mapping[str, Any], status: Mapping[str, Any]) -> bool:
-    """Whether health is from an earlier run of the agent, or newer messages are missing."""
-    if age > MISSED * (number_in(health.get("interval_s")) or USUAL_INTERVAL):
+    """Whether health is from an earlier run, or newer may be missing for longer than that shows."""
+    if abs(age) > MISSED * (number_in(health.get("interval_s")) or USUAL_INTERVAL):
         return True
     said, joined = moment(health), moment(status)
     return status.get("reason") == "started" and (said or 0) < (joined or 0)
@@ -156,11 +182,13 @@ def offline_since(said: Said) -> str:
     times = [at for says in heard[: 1 if stopped else None] if (at := moment(says)) is not None]
     if not times:
         return "offline"
-    ago = span(time.time() - max(times))
-    shown = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(max(times)))
-    if stopped:
-        return f"offline since {shown}, {ago} ago (stopped)"
-    return f"offline (lost), last heard of {shown}, {ago} ago"
+    last = max(times) - (said.ahead or 0.0)
+    ago = time.time() - last
+    shown = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(last))
+    shown += " by its clock" if ago < -WRONG_SECONDS else f", {span(ago)} ago"
+    return (
+        f"offline since {shown} (stopped)" if stopped else f"offline (lost), last heard of {shown}"
+    )
 
 
 # Payloads may contain anything

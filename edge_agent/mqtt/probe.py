@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import uuid
+from contextlib import suppress
 
 from ..config.settings import Broker
 from ..core.errors import BrokerError
@@ -13,6 +14,17 @@ LIVE_SECONDS = 2.0
 RETAINED_SECONDS = 5.0
 WITHOUT = "status and models of all devices, groups and roll-outs do not work there"
 """What such a broker is no good for."""
+
+
+def blindness(client: OneShotClient, root: str) -> str:
+    """Return why a broker shows no device but by its name; "": it would show them, or unknown."""
+    if not client.retains:
+        return f"this broker keeps no retained messages: {WITHOUT}"
+    with suppress(BrokerError):
+        topic = f"{root}/edge-agent-cli/reply/{uuid.uuid4().hex}"
+        if trouble := retained_trouble(client.broker, topic):
+            return f"this broker {trouble}"
+    return ""
 
 
 def retained_trouble(broker: Broker, topic: str) -> str:

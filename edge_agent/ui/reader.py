@@ -12,6 +12,7 @@ from ..core.backoff import Backoff
 from ..core.errors import BrokerError
 from ..mqtt.connection import ReceivedMessage
 from ..mqtt.one_shot import OneShotClient
+from ..mqtt.probe import blindness
 
 log = logging.getLogger(__name__)
 
@@ -20,6 +21,8 @@ MOST_ODD = 100
 """Most topics whose messages are logged as left out."""
 ASK_SECONDS = 1.0
 """Interval between requests for retained messages that a broker may have left out."""
+SHOWN = "only what is published while this page's server runs is shown"
+"""What a page is good for on a broker that withholds what is retained."""
 MOST_PAUSE_SECONDS = 0.5
 """Longest pause between two attempts to reach the broker: a page that is back before the devices
 misses no event that they have kept."""
@@ -33,7 +36,7 @@ class Reader:
         broker: Broker,
         filters: list[str],
         take: Callable[[ReceivedMessage], None],
-        told: Callable[[str], None] = lambda _problem: None,
+        told: Callable[[str, bool], None] | None = None,
         missing: Callable[[], list[str]] = list,
     ) -> None:
         """Start connecting.
@@ -42,13 +45,15 @@ class Reader:
             broker: the broker to connect to.
             filters: the topics to subscribe to.
             take: receives every message.
-            told: receives the problem of the connection; "": there is none.
+            told: receives a problem, "" for none, and whether the broker is away; None: these
+                topics are not those of all devices, so that nothing may be retained there.
             missing: returns the retained topics that should have come by now, each only once.
         """
         self._broker = broker
         self._filters = filters
         self._take = take
-        self._told = told
+        self._told = told or (lambda _problem, _away: None)
+        self._is_whole = told is not None
         self._missing = missing
         self._odd: set[str] = set()
         """Topics of messages that were left out, each logged once."""
@@ -77,11 +82,11 @@ class Reader:
             try:
                 with OneShotClient(self._broker, self._filters) as client:
                     self._client = client
-                    self._told("")
+                    self._told("", False)
                     backoff.reset()
                     self._read(client)
             except BrokerError as problem:
-                self._told(str(problem))
+                self._told(str(problem), True)
                 self._closing.wait(backoff.pause())
 
     def _take_whole(self, message: ReceivedMessage) -> None:
@@ -93,17 +98,29 @@ class Reader:
                 self._odd.add(message.topic)
                 log.warning("%s: left out, as no agent publishes such a message", message.topic)
 
+    def _probe(self, client: OneShotClient) -> None:
+        """Tell what a broker withholds that has sent nothing retained, as `edge-agent status`."""
+        why = blindness(client, self._broker.topic_root)
+        if why and client is self._client and not client.gone:
+            self._told(f"{why}; {SHOWN}", False)
+
     def _read(self, client: OneShotClient) -> None:
         refused, due = "", time.monotonic() + ASK_SECONDS
+        is_proven = not self._is_whole
         while not self._closing.is_set():
             message = client.next(IDLE_SECONDS)
             if message is not None:
+                is_proven = is_proven or message.retained
                 self._take_whole(message)
             if time.monotonic() > due:
+                if not is_proven and not client.refused:
+                    is_proven = True
+                    threading.Thread(target=self._probe, args=(client,), daemon=True).start()
                 # A broker may leave out retained messages if there are many at once.
                 if missing := self._missing():
                     client.ask(missing)
                 due = time.monotonic() + ASK_SECONDS
             if client.refused != refused:
                 refused = client.refused
-                self._told(f"the broker has refused a subscription: {refused}; see its access list")
+                words = f"the broker has refused a subscription: {refused}; see its access list"
+                self._told(words, False)

@@ -17,7 +17,7 @@ from typing import Any
 
 from ..core.text import printable
 from ..mqtt.connection import ReceivedMessage, parse_object
-from ..mqtt.look import DeviceLook, Said, look_at, number_in, table_in, texts_in
+from ..mqtt.look import WRONG_SECONDS, DeviceLook, Said, look_at, number_in, table_in, texts_in
 from ..mqtt.payloads import moment
 from ..mqtt.topics import rollouts
 from .rollouts import Rollouts
@@ -68,6 +68,8 @@ class Device:
     """The revision of the page's state when this device last changed."""
     seen: float = 0.0
     """When its last message came, seconds since 1970."""
+    ahead: float | None = None
+    """Seconds that its clock was ahead of ours as its latest health came; None: unknown."""
     kept: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
     """Its retained topics, by kind and name."""
     events: deque[Says] = field(default_factory=lambda: deque(maxlen=MOST_EVENTS))
@@ -85,7 +87,7 @@ class Viewer:
 
     device: str | None = None
     revision: int = 0
-    told: tuple[str, float] | None = None
+    told: tuple[str, float, bool] | None = None
     rollouts: int = 0
     """The revision of the roll-outs that it has been sent."""
     latest: dict[tuple[str, str], Says] = field(default_factory=dict)
@@ -108,7 +110,9 @@ class Site:
         self._gone: dict[str, int] = {}
         self._revision = 0
         self._judged = 0.0
-        self._told = ("connecting to the broker", time.time())
+        self._told = ("connecting to the broker", time.time(), True)
+        self._heard = time.time()
+        """When the broker was last heard, seconds since 1970."""
         self._asked: set[str] = set()
         self._pictures: OrderedDict[tuple[str, str, str], bytes] = OrderedDict()
         self._picture_bytes = 0
@@ -123,13 +127,25 @@ class Site:
 
     # From the broker
 
-    def told(self, problem: str) -> None:
-        """Note a problem of the connection; "" means that there is none."""
+    def told(self, problem: str, away: bool) -> None:
+        """Note a problem of the broker, "" for none, and whether it is away."""
         with self._lock:
-            words, (before, since) = printable(problem)[:MOST_WORDS], self._told
+            now, (_, since, was_away) = time.time(), self._told
             # It is away since the first of its problems, whatever comes after that.
-            self._told = (words, since if words and before else time.time())
+            since = since if away and was_away else now
+            self._told = (printable(problem)[:MOST_WORDS], since, away)
             self._asked.clear()
+            if was_away and not away:
+                for name, device in self._devices.items():
+                    self._note_gap(name, device, {"since": self._heard, "until": now})
+                self._heard = now
+
+    def _note_gap(self, name: str, device: Device, gap: dict[str, float]) -> None:
+        """Note when events may have been missed; gaps in a row are one."""
+        if device.events and device.events[-1][0] == "gap":
+            gap["since"] = device.events.pop()[2]["since"]
+        device.events.append(["gap", "", gap])
+        self._tell(name, device.events[-1])
 
     def missing(self) -> list[str]:
         """Return retained topics that a device should have by now, only once per device."""
@@ -160,21 +176,22 @@ class Site:
                     return
                 device = self._devices[name] = Device()
             if not message.retained:
-                device.seen = time.time()
+                device.seen = self._heard = time.time()
             if kind in {"snapshot", "picture"}:
                 self._take_picture(name, kind, about, message.payload)
             elif kind in RETAINED and not (message.payload or message.too_large):
                 device.kept.pop((kind, about), None)
                 self._changed(name, device, [kind, about, None])
             else:
-                self._take_words(
-                    name, device, [kind, about, _body(message.payload)], len(message.payload)
-                )
+                body = _body(message.payload)
+                if kind == "health" and not message.retained and (at := moment(body)) is not None:
+                    device.ahead = at - time.time()
+                self._take_words(name, device, [kind, about, body], len(message.payload))
 
     def _take_words(self, name: str, device: Device, says: Says, size: int) -> None:
         kind, about, body = says
-        if (at := moment(body)) is not None:
-            device.seen = max(device.seen, min(at, time.time()))
+        if (at := moment(body)) is not None and at < (now := time.time()) + WRONG_SECONDS:
+            device.seen = max(device.seen, min(at, now))
         if kind in RETAINED:
             if (kind, about) in device.kept or len(device.kept) < MOST_KEPT:
                 device.kept[kind, about] = body
@@ -305,7 +322,8 @@ class Site:
                 frame["rollouts"] = self._rollouts.told()
             if viewer.told != self._told:
                 viewer.told = self._told
-                frame["broker"] = {"problem": self._told[0], "since": self._told[1]}
+                problem, since, away = self._told
+                frame["broker"] = {"problem": problem, "since": since, "away": away}
             if viewer.latest or viewer.waiting:
                 frame["watch"] = viewer.device
                 frame["says"] = [*viewer.waiting, *viewer.latest.values()]
@@ -326,7 +344,7 @@ class Site:
 def _look(name: str, device: Device) -> DeviceLook:
     status, info, health = (device.kept.get((k, ""), {}) for k in ("status", "info", "health"))
     sources = {about: body for (kind, about), body in device.kept.items() if kind == "source"}
-    return look_at(Said(name, status, info, health, sources))
+    return look_at(Said(name, status, info, health, sources, device.ahead))
 
 
 def _row(name: str, device: Device, plans: Rollouts) -> dict[str, Any]:

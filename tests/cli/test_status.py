@@ -18,6 +18,7 @@ import pytest
 
 from edge_agent.core.names import safe_name
 from edge_agent.mqtt import payloads
+from tests.helpers.no_wildcards import NoWildcards
 from tests.helpers.push import start_box
 from tests.helpers.support import (
     PATIENCE,
@@ -25,7 +26,6 @@ from tests.helpers.support import (
     Called,
     Listener,
     Mosquitto,
-    Relay,
     call_cli,
     free_port,
     run_cli,
@@ -213,6 +213,23 @@ def test_a_clock_that_is_not_set_tells_no_age(device: Make) -> None:
         time="1970-01-01T00:00:09.000Z", clock="unset", state="degraded", why=["clock: not set"]
     )
     assert looked(1)[0] == "one  degraded  clock: not set"
+
+
+def test_a_clock_that_is_ahead_is_said_and_its_health_is_not_current(device: Make) -> None:
+    """Health that came no more was "ok, up 1 min 40 s" for an hour, an offline device "0 s ago"."""
+    device("ahead").healthy(ago=-3660)
+    gone = device("gone")
+    gone.healthy(ago=-3660)
+    gone.say("status", state="offline", reason="lost", time=iso(9))
+    device("slightly").healthy(ago=-25)
+    lines = [re.sub(r"\d+ s ahead", "N s ahead", line) for line in looked(1) if line[0] != " "]
+    health = "its last health, of unknown age: ok; its clock is at least 1 h"
+    assert lines[0].startswith(f"ahead  unknown  online, but {health}")
+    assert re.search(rf"last heard of .* UTC by its clock; {health}", lines[1])
+    assert lines[2] == "slightly  ok  its clock is at least N s ahead of this machine's"
+    one = json.loads(looked(1, "--json")[0])
+    assert one["health_age_s"] is None
+    assert one["why"][0].startswith("its clock is at least 1 h")
 
 
 def test_one_device_or_one_group_can_be_looked_at(device: Make) -> None:
@@ -490,19 +507,6 @@ def test_a_real_agent_is_looked_at(
     assert re.match(
         r"1 device: 1 offline\nedge-01  offline  since .* s ago \(stopped\)", done.stdout
     )
-
-
-class NoWildcards(Relay):
-    """Has a broker of MQTT 5 send no retained messages to wildcards, as RabbitMQ does."""
-
-    def pass_on(self, data: bytes, source: socket.socket, sink: socket.socket) -> None:
-        if data[0] == 0x82:  # SUBSCRIBE, in one piece and by itself
-            data = re.sub(rb"(\+[^\x00\x01]*)([\x00\x01])", _without_retained, data)
-        super().pass_on(data, source, sink)
-
-
-def _without_retained(found: re.Match[bytes]) -> bytes:
-    return found[1] + bytes([found[2][0] | 0x20])
 
 
 def test_a_broker_without_retained_messages_for_wildcards(device: Make) -> None:

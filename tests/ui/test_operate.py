@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import tomli_w
@@ -268,6 +268,49 @@ def test_a_mode_is_set_and_what_a_device_no_longer_has_is_not_shown(
     asked = listener.wait_state("edge/moody/in/command/set", mode="night")
     assert asked["pipeline"] == "@device"
     assert serious(page) == []
+
+
+def test_a_value_that_was_refused_or_not_answered_does_not_stay(
+    page: Page, shared_broker: Mosquitto, listen: Callable[..., Listener], serve: Callable[..., str]
+) -> None:
+    """The field kept 5 and the switch "off" while the device held 0.5 and was on."""
+    listener = listen(shared_broker.port, "edge/firm/#")
+
+    def say(topic: str, *, retain: bool = True, **body: object) -> None:
+        listener.publish(f"edge/firm/{topic}", json.dumps({"schema": 1, **body}), retain=retain)
+
+    say("status", state="online", session="s", reason="started")
+    say("info", session="s", pipelines=[{"name": "belt", "source": "dir:p", "model": "face"}])
+    say("pipeline/belt", enabled="ON", threshold=0.5)
+    say("pipeline/@device", mode="day")
+    page.clock.install()
+    page.goto(f"{serve('--broker', shared_broker.url, '--operate')}/#/device/firm")
+    group = page.get_by_role("group", name="belt")
+    threshold, mode = group.get_by_label("threshold"), page.get_by_label("mode", exact=True)
+    expect = pytest.importorskip("playwright.sync_api").expect
+    expect.set_options(timeout=PATIENCE * 1000)
+    for field, value, held in ((threshold, "5", "0.5"), (mode, "night", "day")):
+        expect(field).to_have_value(held)
+        field.fill(value)
+        field.press("Enter")
+        key = "mode" if field is mode else "threshold"
+        wanted: dict[str, Any] = {key: value if field is mode else float(value)}
+        asked = listener.wait_state("edge/firm/in/command/set", **wanted)
+        say(f"reply/{asked['id']}", retain=False, id=asked["id"], ok=False, error="it cannot be")
+        page.get_by_text(f"{key} {value}: refused: it cannot be").wait_for()
+        expect(field).to_have_value(held)
+    switch = group.get_by_role("switch")
+    switch.click()
+    listener.wait_state("edge/firm/in/command/set", enabled=False)
+    page.clock.fast_forward(31_000)
+    page.get_by_text("no answer within 30 s; it may still be done").wait_for()
+    expect(switch).to_be_checked()
+    # Somebody else has set it, while the cursor is still where one has written.
+    threshold.fill("0.6")
+    threshold.press("Enter")
+    say("pipeline/belt", enabled="OFF", threshold=0.7)
+    expect(switch).not_to_be_checked()
+    expect(threshold).to_have_value("0.7")
 
 
 def test_what_is_over_keeps_its_score_and_a_sensor_has_no_threshold(

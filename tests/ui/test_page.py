@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from edge_agent.mqtt.payloads import iso
+from tests.helpers.no_wildcards import NoWildcards
 from tests.helpers.support import (
     CHECKOUT,
     PATIENCE,
     AgentProcess,
     Listener,
     Mosquitto,
+    Relay,
     agent_settings,
+    call_cli,
     run_cli,
 )
 from tests.ui.conftest import serious
@@ -188,6 +194,98 @@ def test_whatever_is_published_is_text(
     text = page.locator("body").inner_text()
     assert "\u202e" not in text
     assert len(text) < 20_000, "nothing is shown at a length that fills the page"
+
+
+def test_an_event_that_ended_while_the_link_was_away_does_not_stay_begun(
+    page: Page, broker: Mosquitto, listen: Callable[..., Listener], serve: Callable[..., str]
+) -> None:
+    """It was shown as on for ever, in every browser; now what may be missing is said, once."""
+    listener = listen(broker.port, "edge/gate/#")
+
+    def event(name: str, state: str) -> None:
+        said = {"event": name, "rule": name, "when": "count", "state": state, "began": iso(0)}
+        listener.publish("edge/gate/event/belt", json.dumps(said))
+
+    listener.publish("edge/gate/status", json.dumps({"state": "online"}), retain=True)
+    relay = Relay(broker.port)
+    page.goto(f"{serve('--broker', relay.url)}/#/device/gate")
+    page.get_by_text("last seen").wait_for()
+    events = page.locator(".events li")
+    for name in ("jam", "full"):
+        event(name, "begin")
+        events.filter(has_text=f"{name} begin").wait_for()
+    for _ in range(2):
+        relay.shut()
+        relay.cut()
+        page.get_by_role("alert").filter(has_text="What is shown is as of").wait_for()
+        event("jam", "end")
+        relay.open()
+        page.get_by_role("alert").wait_for(state="hidden")
+    page.reload()
+    events.filter(has_text="jam begin, its end may have been missed").wait_for()
+    events.filter(has_text="may be missing: the page had no connection").wait_for()
+    assert events.count() == 3
+    event("full", "update")
+    page.get_by_text("update", exact=True).wait_for()
+    relay.shut()
+    relay.cut()
+
+
+def test_a_broker_that_withholds_what_is_retained_is_said(
+    page: Page, shared_broker: Mosquitto, listen: Callable[..., Listener], serve: Callable[..., str]
+) -> None:
+    """On RabbitMQ a lost device did not exist, and a fleet was "0 devices", without a word."""
+    listener = listen(shared_broker.port, "edge/lost/#")
+    said = {"state": "offline", "reason": "lost", "time": iso(time.time_ns())}
+    listener.publish("edge/lost/status", json.dumps(said), retain=True)
+    relay = NoWildcards(shared_broker.port)
+    page.goto(serve("--broker", relay.url))
+    status = call_cli("status", "--broker", relay.url).err
+    words = status.removeprefix("edge-agent: ").partition(";")[0]
+    page.get_by_role("alert").filter(has_text=f"Broker: {words}; only what is published").wait_for()
+    assert "as of" not in (page.get_by_role("alert").text_content() or "")
+    listener.publish("edge/lost/status", json.dumps(said), retain=True)
+    page.get_by_role("row", name="lost").filter(has_text="offline").wait_for()
+    relay.shut()
+    relay.cut()
+
+
+def test_clocks_that_are_wrong_are_said_and_health_ages_by_its_arrival(
+    page: Page,
+    shared_broker: Mosquitto,
+    listen: Callable[..., Listener],
+    serve: Callable[..., str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Silent health was "ok" for an hour, current health "1 h old"; an event had no date."""
+    monkeypatch.setenv("EDGE_AGENT_BROKER__TOPIC_ROOT", "clocks")
+    listener = listen(shared_broker.port, "clocks/#")
+    page.goto(serve("--broker", shared_broker.url))
+    page.get_by_text("This broker knows of no device yet").wait_for()
+
+    def say(device: str, ahead: int, interval_s: float) -> None:
+        at = iso(time.time_ns() + ahead * 10**9)
+        status = {"state": "online", "reason": "reconnected", "time": at}
+        health = {"state": "ok", "time": at, "interval_s": interval_s}
+        for kind, body in (("status", status), ("health", health)):
+            listener.publish(f"clocks/{device}/{kind}", json.dumps(body), retain=True)
+
+    say("ahead", 3600, 600)
+    say("behind", -3600, 600)
+    say("silent", 3600, 0.1)
+    for name, words in (
+        ("ahead", r"ok\W*its clock is 1 h ahead of this machine's"),
+        ("behind", r"ok\W*its clock is 1 h behind this machine's"),
+        ("silent", r"unknown\W*online, but its last health, \d+ s old: ok; its clock is 1 h ahead"),
+    ):
+        row = page.get_by_role("row").filter(has=page.get_by_role("link", name=name, exact=True))
+        row.filter(has_text=re.compile(words)).wait_for()
+
+    page.get_by_role("link", name="ahead").click()
+    page.get_by_role("heading", name="ahead", exact=True).wait_for()
+    old = {"event": "e", "rule": "leak", "state": "once", "began": "2020-02-03T12:05:06Z"}
+    listener.publish("clocks/ahead/event/p", json.dumps(old))
+    page.locator(".events time", has_text="Feb 3, 2020, ").wait_for()
 
 
 def test_the_password_is_asked_for(

@@ -10,6 +10,7 @@ const rows = new Map();
 let hello = {};
 let plans = [];
 let problem = "";
+let away = false;
 let socket = null;
 let view = null;
 let pause = 500;
@@ -36,10 +37,10 @@ function show() {
   send({ watch: kind ? name : null });
 }
 
-function tell(words) {
+function tell(words, stale = true) {
   banner.hidden = !words;
   put(banner, words);
-  document.body.classList.toggle("stale", Boolean(words));
+  document.body.classList.toggle("stale", stale && Boolean(words));
 }
 
 function heard(frame) {
@@ -52,9 +53,10 @@ function heard(frame) {
     show();
   }
   if (frame.broker) {
-    const words = frame.broker.problem;
-    problem = words ? `Broker: ${words}. What is shown is as of ${clock(frame.broker.since)}.` : "";
-    tell(problem);
+    const { problem: words, since } = frame.broker;
+    away = frame.broker.away;
+    problem = words ? `Broker: ${words}.${away ? ` What is shown is as of ${clock(since)}.` : ""}` : "";
+    tell(problem, away);
   }
   if (frame.rollouts) {
     plans = frame.rollouts;
@@ -72,7 +74,7 @@ function connect() {
   socket = new WebSocket(`${location.protocol === "https:" ? "wss" : "ws"}://${location.host}/live`);
   socket.onopen = () => {
     pause = 500;
-    tell(problem);
+    tell(problem, away);
   };
   socket.onmessage = (message) => heard(JSON.parse(message.data));
   socket.onclose = async () => {

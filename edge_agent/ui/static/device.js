@@ -130,6 +130,9 @@ export class DeviceView {
       case "event":
         this.event(name, body);
         break;
+      case "gap":
+        this.gap(body);
+        break;
       case "answer":
         this.answered(body);
         break;
@@ -246,6 +249,7 @@ export class DeviceView {
       while (this.log.children.length > MOST_EVENTS) this.log.lastChild.remove();
       if (this.events.size > 2 * MOST_EVENTS) this.events.delete(this.events.keys().next().value);
     }
+    if (entry.body !== body) entry.missed = false;
     entry.body = body;
     // What made it an event, not what was seen when it was over.
     if (body.state !== "end") entry.score = body.score;
@@ -258,9 +262,19 @@ export class DeviceView {
     const text = body.odd ?? [body.when, ...facts].filter(Boolean).map((fact) => clean(fact, 80)).join(" · ");
     const title = h("strong", {}, body.rule ?? pipeline);
     const when = h("time", {}, clock(body.began ?? body.time ?? ""));
-    entry.element.replaceChildren(h("div", {}, title, " ", h("span", { class: "quiet" }, body.state ?? ""), h("p", {}, text), entry.answer ?? [], this.clip(entry, pipeline, body)), when);
+    entry.element.replaceChildren(h("div", {}, title, " ", h("span", { class: "quiet" }, body.state ?? "", entry.missed ? ", its end may have been missed" : ""), h("p", {}, text), entry.answer ?? [], this.clip(entry, pipeline, body)), when);
     entry.element.title = clean(`${pipeline} ${id}`);
     if (this.pictured.has(`${pipeline}/${id}`)) this.eventPicture(`${pipeline}/${id}`);
+  }
+
+  // The page's server has heard nothing for a while: what had begun may be over.
+  gap({ since, until }) {
+    if (!this.hole || this.log.firstChild !== this.hole) this.log.prepend((this.hole = h("li", {}, h("div", { class: "quiet" }))));
+    put(this.hole.firstChild, `Events between ${clock(since)} and ${clock(until)} may be missing: the page had no connection to the broker.`);
+    for (const entry of [...this.events.values()]) {
+      entry.missed = ["begin", "update"].includes(entry.body.state);
+      if (entry.missed && typeof entry.body.event === "string") this.event(entry.pipeline, entry.body);
+    }
   }
 
   // Of a rule that keeps clips: a button that fetches the one of this event, once the event is over.

@@ -39,9 +39,14 @@ export function ago(seconds) {
   return `${Math.round(past / 86400)} d ago`;
 }
 
+const moment = (time) => new Date(typeof time === "number" ? time * 1000 : time);
+export const hours = (time) => moment(time).toLocaleTimeString([], { hourCycle: "h23" });
+
+// With the date, as a page is open for days, and with the year where it is another.
 export function clock(time) {
-  const at = new Date(typeof time === "number" ? time * 1000 : time);
-  return Number.isNaN(at.getTime()) ? clean(time) : at.toLocaleTimeString([], { hour12: false });
+  const at = moment(time);
+  const year = at.getFullYear() === new Date().getFullYear() ? {} : { year: "numeric" };
+  return Number.isNaN(at.getTime()) ? clean(time) : `${at.toLocaleDateString([], { ...year, month: "short", day: "numeric" })}, ${hours(time)}`;
 }
 
 export const state = (name) => h("span", { class: `state ${/^[a-z-]+$/.test(name) ? name : "unknown"}` }, name);

@@ -6,6 +6,23 @@ const ANSWER_SECONDS = { configure: 150, activate: 90, rollback: 90 };
 const DONE_SECONDS = 20;
 const BLOCK = 512;
 
+const said = (input) => (input.type === "checkbox" ? "checked" : "value");
+
+// Show in a field what holds, unless somebody writes there.
+function hold(input, value) {
+  const written = document.activeElement === input && ![input.held, input.sent].includes(input[said(input)]);
+  input.held = value;
+  if (!written) input[said(input)] = value;
+}
+
+// Give what shows again what holds, where what a field says now was not done.
+function back(input) {
+  const sent = (input.sent = input[said(input)]);
+  return () => {
+    if (input[said(input)] === sent) input[said(input)] = input.held;
+  };
+}
+
 export class Operate {
   constructor(device, send) {
     this.device = device;
@@ -44,12 +61,15 @@ export class Operate {
     if (seconds) this.fading = setTimeout(() => this.say(""), seconds * 1000);
   }
 
-  ask(verb, body, words, done = () => {}) {
+  ask(verb, body, words, done = () => {}, undone = () => {}) {
     const id = [...crypto.getRandomValues(new Uint8Array(16))].map((byte) => byte.toString(16).padStart(2, "0")).join("");
     this.say(`${words}: asked …`);
     const seconds = ANSWER_SECONDS[verb] ?? 30;
-    const timer = setTimeout(() => this.say(`${words}: no answer within ${seconds} s; it may still be done`), seconds * 1000);
-    this.waiting.set(id, { words, timer, done });
+    const timer = setTimeout(() => {
+      this.say(`${words}: no answer within ${seconds} s; it may still be done`);
+      undone();
+    }, seconds * 1000);
+    this.waiting.set(id, { words, timer, done, undone });
     if (!this.send({ do: verb, device: this.device, id, body })) this.reply(id, { error: "the page's server cannot be reached" });
   }
 
@@ -59,7 +79,7 @@ export class Operate {
     clearTimeout(asked.timer);
     this.waiting.delete(id);
     const warnings = list(object(body.result).warnings).map((each) => clean(each));
-    if (body.ok) asked.done();
+    (body.ok ? asked.done : asked.undone)();
     if (!body.ok) this.say(`${asked.words}: refused: ${clean(body.error)}`);
     else this.say([`${asked.words}: done`, ...warnings].join("; "), warnings.length ? 0 : DONE_SECONDS);
   }
@@ -68,12 +88,12 @@ export class Operate {
   mode(body) {
     if (!this.modes) {
       const input = h("input", { id: "set-mode", placeholder: "none", maxlength: 64 });
-      input.addEventListener("change", () => this.ask("set", { pipeline: "@device", mode: input.value.trim() || null }, `mode ${clean(input.value.trim() || "none")}`));
+      input.addEventListener("change", () => this.ask("set", { pipeline: "@device", mode: input.value.trim() || null }, `mode ${clean(input.value.trim() || "none")}`, undefined, back(input)));
       this.modes = { input, group: h("fieldset", {}, h("legend", {}, "the device"), h("label", { for: "set-mode" }, "mode"), input) };
       this.settings.prepend(this.modes.group);
     }
     this.modes.group.hidden = !body;
-    if (document.activeElement !== this.modes.input) this.modes.input.value = clean(object(body).mode);
+    hold(this.modes.input, clean(object(body).mode));
   }
 
   // Show the settings of these pipelines alone; the broker may keep others, of an earlier state folder.
@@ -96,12 +116,12 @@ export class Operate {
     let field = this.fields.get(name);
     if (!field) {
       const key = `set-${this.fields.size}`;
-      const set = (change, words) => this.ask("set", { pipeline: name, ...change, persist: this.persist.checked }, `${clean(name)} ${words}`);
+      const set = (change, words, input) => this.ask("set", { pipeline: name, ...change, persist: this.persist.checked }, `${clean(name)} ${words}`, undefined, back(input));
       const enabled = h("input", { type: "checkbox", role: "switch", id: `${key}-on` });
-      enabled.addEventListener("change", () => set({ enabled: enabled.checked }, enabled.checked ? "on" : "off"));
+      enabled.addEventListener("change", () => set({ enabled: enabled.checked }, enabled.checked ? "on" : "off", enabled));
       const numeric = (what, step) => {
         const input = h("input", { type: "number", id: `${key}-${what}`, step, min: 0, placeholder: "default" });
-        input.addEventListener("change", () => set({ [what]: input.value === "" ? null : Number(input.value) }, `${what} ${input.value || "as the settings have it"}`));
+        input.addEventListener("change", () => set({ [what]: input.value === "" ? null : Number(input.value) }, `${what} ${input.value || "as the settings have it"}`, input));
         return input;
       };
       field = { enabled, threshold: numeric("threshold", "any"), rate: numeric("rate", "any") };
@@ -110,9 +130,8 @@ export class Operate {
       this.fields.set(name, field);
       this.settings.append(field.group);
     }
-    field.enabled.checked = body.enabled === "ON";
-    for (const key of ["threshold", "rate"])
-      if (document.activeElement !== field[key]) field[key].value = typeof body[key] === "number" ? body[key] : "";
+    hold(field.enabled, body.enabled === "ON");
+    for (const key of ["threshold", "rate"]) hold(field[key], typeof body[key] === "number" ? String(body[key]) : "");
   }
 
   // The ways of one model to another version.

@@ -1,6 +1,6 @@
 // Lines over time: a sparkline is an SVG of its own, a chart is uPlot's.
 
-import { clean, clock, h, number } from "./dom.js";
+import { clean, clock, h, hours, number } from "./dom.js";
 
 const NS = "http://www.w3.org/2000/svg";
 const MOST_POINTS = 1200;
@@ -90,7 +90,7 @@ export class Chart {
         points: { show: false },
         value: (plot, value) => value ?? this.data[index + 1].at(-1) ?? "–", // that is pointed at, or the latest
       }));
-      const options = { width: this.area.clientWidth, height: 180, series: [{ value: (_plot, at) => (at ? clock(at) : "") }, ...series], axes: [{ ...axis, space: 90, values: (_plot, times) => times.map(clock) }, { ...axis, size: 56 }] };
+      const options = { width: this.area.clientWidth, height: 180, series: [{ value: (_plot, at) => (at ? clock(at) : "") }, ...series], axes: [{ ...axis, space: 90, values: (_plot, times) => times.map(hours) }, { ...axis, size: 56 }] };
       this.plot = new window.uPlot(options, this.data, this.area);
       this.made = true;
     }
