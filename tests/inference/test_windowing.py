@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -320,6 +321,41 @@ def test_keys_of_an_object_may_come_in_any_order() -> None:
             picked(d=1, c=7)
     assert picked(d=1, c=7) == [1, 7], "a source that stays with other names has these"
     assert picked(c=7, d=1) == [1, 7]
+
+
+@pytest.mark.parametrize(("before", "nulls"), [(12, 3), (12, 40), (0, 1), (0, 8)])
+def test_a_value_that_was_null_for_a_while_is_a_channel_again(before: int, nulls: int) -> None:
+    """Three messages without it, or the first one, lost it until the next start."""
+    windower = Windower(InputSpec(window=2))
+
+    def say(count: int, **values: float) -> list[list[list[float]]]:
+        data, found = np.array([[*values.values()]], np.float32), []
+        for _ in range(count):
+            with suppress(ModelError):
+                found += windower.push(reading(data, columns=tuple(values)))
+        return [window.data.tolist() for window in found]
+
+    say(before, t=20, h=50)
+    say(nulls, h=50)
+    say(3 if before else nulls + 3, h=50, t=20)
+    row = [20, 50] if before else [50, 20]
+    assert say(4, h=50, t=20) == [[row, row]] * 2
+    assert say(2, h=50, t=20, battery=90) == [[row, row]]
+
+
+def test_what_a_device_says_now_and_then_is_no_channel() -> None:
+    """Though its first message has it: the names that it stays with are those of the channels."""
+    windower = Windower(InputSpec(window=1))
+    whole, usual = ("t", "h", "battery"), ("t", "h")
+    windower.push(reading(numbered(1, 3), columns=whole))
+    for step in range(40):
+        columns = whole if step % 10 in {8, 9} else usual
+        piece = reading(numbered(1, len(columns)), columns=columns)
+        if step < 2:
+            with pytest.raises(ModelError, match="changed from t, h, battery to t, h"):
+                windower.push(piece)
+        else:
+            assert [window.data.tolist() for window in windower.push(piece)] == [[[0, 1]]]
 
 
 def test_every_nth_sample_has_another_rate() -> None:

@@ -335,6 +335,12 @@ class Channels:
         self._order: tuple[str, ...] = ()
         """The names that the source gave first, if the manifest names none: keys of an object may
         come in any order."""
+        self._whole: tuple[str, ...] = ()
+        """The most such names so far, for when a value comes back that was null for a while."""
+        self._usual = 0
+        """Readings that had just the names of `_order`."""
+        self._longer = 0
+        """Consecutive readings that had these and others."""
         if columns:
             self._picked = self._pick(columns, len(columns))
 
@@ -345,7 +351,7 @@ class Channels:
             ModelError: they do not fit the manifest.
         """
         columns = reading.columns
-        if columns != self._columns:
+        if columns != self._columns or not self._wanted:
             self._picked = self._pick(columns, len(columns)) if columns else None
             self._columns = columns
         rows = reading.data
@@ -407,18 +413,30 @@ class Channels:
 
     def _as_before(self, columns: tuple[str, ...]) -> list[int] | None:
         """Find the channels that the source has had so far, whatever came between."""
-        if self._order and not {*columns} >= {*self._order}:
+        names, usual = {*columns}, {*self._order}
+        self._usual += names == usual
+        self._longer = self._longer + 1 if names > usual else 0
+        back = names >= {*self._whole} > usual
+        if self._longer >= ODD and (back or self._longer > self._usual):
+            self._change(self._whole if back else ())
+        elif not names >= usual:
             self._odd += 1
             if self._odd < ODD:
                 before, found = ", ".join(self._order[:20]), ", ".join(columns[:20])
                 raise ModelError(f"the source changed from {before} to {found}")
-            self._order, self._odd, self._shape = (), 0, None
-            self._restart()
+            self._change(())
         if not self._order or len({*columns}) < len(columns):
-            self._order = columns
+            self._order, self._longer = columns, 0
             return None
         picked = [columns.index(name) for name in self._order]
         return None if picked == list(range(len(columns))) else picked
+
+    def _change(self, order: tuple[str, ...]) -> None:
+        """Begin anew with other names; (): those of this reading."""
+        self._whole = max(self._whole, self._order, key=len)
+        self._order, self._shape = order, None
+        self._odd = self._usual = self._longer = 0
+        self._restart()
 
     def _is_only(self, columns: tuple[str, ...], count: int) -> bool:
         """Whether the only wanted channel is the source's only one, whatever its name.
