@@ -64,6 +64,17 @@ def test_openmqttgateway_1533_uptime_is_no_time(said: float) -> None:
         Continuity(None).judge(rows_at(said, time.time(), 1.0))
 
 
+def test_a_device_whose_own_clock_is_not_set_takes_the_times_of_sensors() -> None:
+    """All were refused until the network was back, as if their clocks were wrong."""
+    continuity, now = Continuity(None), time.time()
+    for number in range(3):
+        reading = continuity.judge(rows_at(now + number, 60.0 + number, 1.0))
+        assert reading is not None
+        assert reading.time_ns == round((now + number) * 1e9)
+    with pytest.raises(SampleError, match="in the future"):
+        continuity.judge(rows_at(now + 3600, now, 1.0))
+
+
 def test_zigbee2mqtt_a_sensor_that_reports_now_and_then_has_no_gaps() -> None:
     """An eighth of its intervals were gaps, so that `for_s` of ten minutes hardly ever came.
 
