@@ -448,3 +448,15 @@ def drop_lock(descriptor: int) -> None:
         fcntl.flock(descriptor, fcntl.LOCK_UN)
     finally:
         os.close(descriptor)
+
+
+def sha256(path: Path) -> str:
+    """Return the SHA-256 of a file, hexadecimal.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    from hashlib import file_digest  # not needed before the first result
+
+    with path.open("rb", buffering=0) as file:
+        return file_digest(file, "sha256").hexdigest()

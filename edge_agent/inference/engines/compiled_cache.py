@@ -6,7 +6,6 @@ which an engine may read: those whose content is unchanged since the engine wrot
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
 from collections.abc import Iterator
@@ -14,7 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ...core.containment import words
-from ...core.files import drop_lock, remove_tree, subfolders, take_lock
+from ...core.files import drop_lock, remove_tree, sha256, subfolders, take_lock
 from ...core.state_file import StateFile
 
 log = logging.getLogger(__name__)
@@ -49,7 +48,7 @@ def compiled_cache(engine: str, version: str, network: Path) -> Iterator[Path | 
     try:
         yield folder
         with suppress(OSError):  # it is compiled again at the next start
-            noted = {path.name: _sha256(path) for path in _files(folder)}
+            noted = {path.name: sha256(path) for path in _files(folder)}
             StateFile(folder / _DIGESTS).write(noted)
     finally:
         drop_lock(lock)
@@ -75,7 +74,7 @@ def _tidy(kept: Path, folder: Path) -> None:
     left = LIMIT
     for path in _files(kept):
         left -= path.stat().st_size
-        changed = path.parent == folder and known.get(path.name) != _sha256(path)
+        changed = path.parent == folder and known.get(path.name) != sha256(path)
         if left < 0 or changed:
             path.unlink(missing_ok=True)
 
@@ -84,8 +83,3 @@ def _files(folder: Path) -> list[Path]:
     """List the files that engines have written, newest first."""
     found = [path for path in folder.rglob("*") if path.is_file() and path.name != _DIGESTS]
     return sorted(found, key=lambda path: path.stat().st_mtime, reverse=True)
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ...core.errors import ModelError
-from ...core.files import copy_owner
+from ...core.files import copy_owner, sha256
 from ...core.state_file import StateFile, is_looking
 from ...models.manifest import GOLDENS
 from ...models.store.store import MODELS, NOTES
@@ -100,19 +100,6 @@ def corrupted_file(checksums: Mapping[str, str]) -> Iterator[str | None]:
         if (yield from _read_again(Path(path))) != digest:
             yield path
             return
-
-
-def sha256(path: Path) -> str:
-    """Return the SHA-256 of a file, hexadecimal.
-
-    Raises:
-        OSError: it cannot be read.
-    """
-    digest = hashlib.sha256()
-    with path.open("rb", buffering=0) as file:
-        while piece := file.read(_PIECE):
-            digest.update(piece)
-    return digest.hexdigest()
 
 
 def _read_again(path: Path) -> Generator[None, None, str]:

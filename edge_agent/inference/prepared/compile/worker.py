@@ -13,11 +13,11 @@ from typing import Any
 from xxhash import xxh3_64_hexdigest
 
 from ....core.child import answer_question, run_in_background
+from ....core.files import sha256
 from ....models.manifest import load
 from ...engines.engine import EngineChoice
 from ...engines.registry import capabilities
 from ..artifact import FILE, encode
-from ..digests import sha256
 
 
 def make(question: Mapping[str, Any]) -> None:
