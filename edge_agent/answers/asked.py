@@ -24,7 +24,7 @@ from ..runtime.pipelines.runner import Runner
 from ..runtime.pipelines.sinks import RECENT_SECONDS
 from ..runtime.scheduler.requests import RequestQueue
 from ..serving.active import Serving
-from .errors import RefusedError, StoppingError
+from .errors import RefusedError, StoppingError, UnknownModelError, unknown
 from .generators import RETRY_SECONDS, QuestionSplits, open_generator
 from .turns import Turns
 from .workers import Workers
@@ -105,13 +105,21 @@ class AskedModels:
             ]
             self._models = {key: one for key, one in self._models.items() if one not in gone}
         for each in gone:
-            if isinstance(each.queue, GeneratorProcess):
-                each.queue.close()
-            elif each.queue is not None:
-                self._runner.refuse(each.queue)
+            self._close(each.queue)
+
+    def _close(self, queue: RequestQueue[Model] | GeneratorProcess | None) -> None:
+        if isinstance(queue, GeneratorProcess):
+            queue.close()
+        elif queue is not None:
+            self._runner.refuse(queue)
 
     def when_open(self, model: str, version: str | None, work: Callable[[Asked], None]) -> None:
         """Have a worker do something once a model is loaded, or loading has failed."""
+        if not self._may_be_asked(model):
+            # Removed from the settings since it was admitted.
+            unknown_model = UnknownModelError(unknown(model, list(self.routes())))
+            self._workers.do(partial(work, Asked(model, model, model, problem=unknown_model)))
+            return
         with self._lock:
             asked = self._asked(model, version)
             since = self._clock() - asked.failed[1]
@@ -124,6 +132,11 @@ class AskedModels:
                 return
         # Not in a worker, so that other models can be asked meanwhile.
         self._runner.threads.spawn("loader", partial(self._load, asked), patient=True)
+
+    def _may_be_asked(self, name: str) -> bool:
+        """Whether others may ask a model, or a pipeline asks it about its events."""
+        pipelines = self._runner.settings.pipelines
+        return name in self.routes() or any(ask.model == name for p in pipelines for ask in p.ask)
 
     def _asked(self, model: str, version: str | None) -> Asked:
         of = self.routes().get(model, model)
@@ -139,7 +152,20 @@ class AskedModels:
         return self._models.setdefault(route, Asked(model, route, of))
 
     def _load(self, asked: Asked) -> None:
-        """Open the queue of a model, and load what is not loaded yet."""
+        """Open the queue of a model, unless the settings have changed when it is loaded."""
+        queue = self._open(asked)
+        with self._lock:
+            kept = self._models.get(asked.route) is asked
+            asked.queue, waiting = queue if kept else None, asked.waiting
+            asked.waiting = []
+        if not kept:
+            self._close(queue)
+            self._runner.active.on_change()
+        for work in waiting:
+            self._workers.do(work)
+
+    def _open(self, asked: Asked) -> RequestQueue[Model] | GeneratorProcess | None:
+        """Return the queue of a model, after loading what is not loaded yet; None: it failed."""
         queue, problem, path = None, None, self._path(asked)
         try:
             queue = self._opened(asked)
@@ -152,11 +178,7 @@ class AskedModels:
             if str(problem) != str(asked.problem):
                 log.error("model %s", problem)
         asked.problem = problem
-        with self._lock:
-            asked.queue, waiting = queue, asked.waiting
-            asked.waiting = []
-        for work in waiting:
-            self._workers.do(work)
+        return queue
 
     def _opened(self, asked: Asked) -> RequestQueue[Model] | GeneratorProcess:
         from ..inference.fit import kind_of
@@ -242,7 +264,7 @@ class AskedModels:
 
     def _renew(self, asked: Asked, queue: GeneratorProcess) -> None:
         fresh = Asked(asked.name, asked.route, asked.of)
-        self._load(fresh)
+        fresh.queue = self._open(fresh)
         with self._lock:
             # Not if its process has ended, or it may not be asked any more.
             wanted = self._models.get(asked.route) is asked and asked.queue is queue

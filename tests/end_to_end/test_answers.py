@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import threading
 import tomllib
 import wave
@@ -35,6 +36,7 @@ from tests.helpers.support import (
     Mosquitto,
     agent_settings,
     call_cli,
+    wait_until,
 )
 from tests.helpers.tiny_networks import node, save_onnx
 
@@ -220,6 +222,42 @@ HOSTILE: dict[str, tuple[str, bytes | dict[str, Any], str]] = {
     "absent": ("absent", GRAY, "no model of that name"),
     "too large": ("light", GRAY + b"0" * 2**20, "larger than 1 MB"),
 }
+
+
+def test_a_model_that_is_removed_while_it_loads_does_not_answer_or_stay(
+    broker: Mosquitto, listen: Listeners, agent: Agents, models: str
+) -> None:
+    """It answered after the right to ask was taken, and stayed until the restart."""
+    large = {"large": np.zeros((160 << 18,), np.float32)}
+    save_onnx(
+        table(Path(models) / "big") / "model.onnx",
+        [
+            node("ReduceMean", ["row"], ["mean"], axes=[1], keepdims=0),
+            node("ReduceSum", ["large"], ["none"], keepdims=0),
+            node("Add", ["mean", "none"], ["sum"]),
+        ],
+        [("row", "float32", (None, 4))],
+        [("sum", "float32", (None,))],
+        large,
+    )
+    asker = Asker(listen(broker.port))
+    infer = {"models": ["rows", "big"]}
+    process = agent(agent_settings("box", broker.url, [], models_dirs=[models], infer=infer))
+    asker.heard.wait_state(f"{D}/status", state="online")
+    assert asker.ask("rows", {"readings": [[1, 2, 3, 4]]})["ok"] is True
+    taken = psutil.Process(process.process.pid).memory_info
+    before = taken().rss
+    request = asker.send("big", {"readings": [[1, 2, 3, 4]]})
+    wait_until(lambda: taken().rss > before + (20 << 20), "the model to be read")
+    process.config.write_text(process.config.read_text().replace('    "big",\n', ""))
+    process.signal(signal.SIGHUP)
+    error = "model big may not be asked here; infer.models has rows"
+    assert asker.reply(request)["error"] == error
+    wait_until(lambda: "model big is live" in process.words(), "the model to be loaded")
+    wait_until(lambda: taken().rss < before + (100 << 20), "it to be unloaded")
+    assert asker.ask("big", {"readings": [[1, 2, 3, 4]]})["error"] == error
+    assert asker.ask("rows", {"readings": [[1, 2, 3, 4]]})["ok"] is True
+    assert process.stop() == 0
 
 
 def test_a_recording_is_asked_about_at_its_own_rate(
