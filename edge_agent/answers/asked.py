@@ -24,6 +24,7 @@ from ..runtime.pipelines.runner import Runner
 from ..runtime.pipelines.sinks import RECENT_SECONDS
 from ..runtime.scheduler.requests import RequestQueue
 from ..serving.active import Serving
+from ..serving.budget import Held
 from .errors import RefusedError, StoppingError, UnknownModelError, unknown
 from .generators import RETRY_SECONDS, QuestionSplits, open_generator
 from .turns import Turns
@@ -85,6 +86,7 @@ class AskedModels:
         """Guards everything below."""
         self._models: dict[str, Asked] = {}
         self._splits = QuestionSplits(catalog)
+        runner.active.loader.engines.budget.holders.append(self.held)
 
     def routes(self) -> dict[str, str]:
         """By name of each model that may be asked: its versions, like a pipeline's `model`."""
@@ -187,8 +189,8 @@ class AskedModels:
         folder, settings = self._find(asked), self._runner.settings
         if folder.manifest.task == "generate":
             asked.kind = "generate"
-            budget_mb = self._runner.active.loader.engines.profile.memory_budget_mb
-            return open_generator(folder, settings, budget_mb, partial(self._lost, asked))
+            budget = self._runner.active.loader.engines.budget
+            return open_generator(folder, settings, budget, partial(self._lost, asked))
         known = {each.kind for each in self._runner.active.servings_of(asked.name)}
         asked.kind = known.pop() if known else kind_of(folder, inspect_network(folder.network))
         if asked.kind == "picture":
@@ -232,6 +234,16 @@ class AskedModels:
             return asked.latest, servings  # it is being exchanged; submitted questions wait
         raise RefusedError(f"model {asked.name} is being loaded; ask again", 1.0)
 
+    def held(self) -> list[Held]:
+        """List the language models in memory."""
+        with self._lock:
+            asked = list(self._models.values())
+        return [
+            Held(each.queue.folder, each.arm.version is None)
+            for each in asked
+            if isinstance(each.queue, GeneratorProcess)
+        ]
+
     def tick(self) -> None:
         """Load what is live now in place of another version; called every second or so."""
         with self._lock:
@@ -245,6 +257,7 @@ class AskedModels:
 
     def _keep_current(self, asked: Asked, queue: GeneratorProcess) -> None:
         """Load another version of a language model that is live; until then this one answers."""
+        engines = self._runner.active.loader.engines
         try:
             folder = queue.folder if queue.closed else self._find(asked)
         except ModelError:
@@ -253,7 +266,7 @@ class AskedModels:
             asked.renewing = None
         if queue.closed or (
             folder.path != queue.folder.path
-            and not self._runner.active.loader.engines.may_stand_beside(folder)
+            and not (engines.may_stand_beside(folder) and engines.budget.fits_beside(folder))
         ):
             with self._lock:
                 self._models.pop(asked.route, None)  # the next question loads it

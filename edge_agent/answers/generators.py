@@ -7,28 +7,29 @@ from dataclasses import dataclass
 
 from ..config.settings import Arm, Settings
 from ..core.errors import ModelError
-from ..inference.engines.generator_process import GeneratorProcess, check_budget
+from ..inference.engines.generator_process import GeneratorProcess
 from ..inference.engines.registry import engine_order
 from ..models.manifest import ModelFolder
 from ..models.store.catalog import Catalog
 from ..runtime.pipelines.route import Split
+from ..serving.budget import MemoryBudget
 
 RETRY_SECONDS = 60.0
 """Time for which a language model that could not be loaded is not loaded again."""
 
 
 def open_generator(
-    folder: ModelFolder, settings: Settings, budget_mb: int, lost: Callable[[str], None]
+    folder: ModelFolder, settings: Settings, budget: MemoryBudget, lost: Callable[[str], None]
 ) -> GeneratorProcess:
     """Load a language model; may take long. *lost* is called if its process ends by itself.
 
     Raises:
-        ModelError: it cannot be loaded, takes more than *budget_mb* (0: no limit), or does not give
-            its golden answers.
+        ModelError: it cannot be loaded, or does not give its golden answers.
+        EngineError: it does not fit in the budget.
     """
     engine_order([], settings.engine, folder.network)
     text = settings.text
-    check_budget(folder, text.kv_cache_mb, budget_mb)
+    budget.check(folder)
     return GeneratorProcess(
         *(folder, lost),
         kv_cache_mb=text.kv_cache_mb,

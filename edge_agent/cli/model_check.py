@@ -91,9 +91,9 @@ def _answer(question: Any) -> dict[str, Any]:
     match, facts = match_profile(settings)
     if folder.manifest.task == "generate":
         from ..inference.engines.generator import LABEL, try_out
-        from ..inference.engines.generator_process import check_budget
+        from ..serving.budget import MemoryBudget
 
-        check_budget(folder, settings.text.kv_cache_mb, match.profile.memory_budget_mb)
+        MemoryBudget(match.profile.memory_budget_mb, settings.text.kv_cache_mb).check(folder)
         wanted = settings.trial.golden or bool(folder.manifest.trial.golden)
         _, golden = try_out(folder, golden=wanted)
         return asdict(Checked(LABEL, LABEL.partition(":")[0], None, [], golden))

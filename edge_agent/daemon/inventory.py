@@ -31,6 +31,7 @@ class Inventory:
             state=settings.state,
             batching=settings.batching,
             verdicts=self.verdicts,
+            kv_cache_mb=settings.text.kv_cache_mb,
         )
         self.loader = ModelLoader(engines, self.store)
         self.catalog = open_library(settings, self.store)

@@ -164,5 +164,7 @@ class SettingsReload:
         # wait, along with everything else in the main thread.
         for model in gone:
             active.retire(model)
+        if gone:
+            active.load_all()  # for what the memory budget had no room before
         self.runner.check_thresholds()
         active.on_change()

@@ -122,7 +122,6 @@ def _versions(
 ) -> tuple[Ledger, Deployer, Router, Rollouts]:
     """Build the receiver of versions, and the deployer; *latest* returns the health."""
     store, catalog, active = inventory.store, inventory.catalog, runner.active
-    profile = inventory.match.profile
     push_status = PushStatus(runner.client, runner.topics, runner.settings.device_id)
     ledger = Ledger(store, catalog, push_status.publish, active.on_change)
     identity = _device_identity(runner, inventory)
@@ -130,8 +129,7 @@ def _versions(
         *(store, catalog, active, ledger),
         trial=lambda: runner.settings.trial,
         check_trust=identity.check_trust,
-        swap=profile.swap,
-        memory_budget_mb=profile.memory_budget_mb,
+        swap=inventory.match.profile.swap,
     )
     client, packages = runner.client, runner.topics.packages
     drawing = Drawing(packages, client.ask, client.leave, client.leave_node)

@@ -7,7 +7,7 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -26,6 +26,7 @@ from ..inference.engines.registry import engine_words
 from ..inference.model import Model
 from ..inference.preprocess.placement import Region
 from ..models.manifest import ModelFolder
+from .budget import Held
 
 if TYPE_CHECKING:
     # Not needed before the first result.
@@ -140,7 +141,15 @@ class ActiveModels:
     @cached_property
     def loader(self) -> ModelLoader:
         """How models are loaded on this device."""
-        return self._open_loader()
+        loader = self._open_loader()
+        loader.engines.budget.holders.append(self._held)
+        loader.engines.budget.pins = self.pins
+        return loader
+
+    def _held(self) -> Iterator[Held]:
+        for serving in self.all():
+            if serving.model is not None:
+                yield Held(serving.model.folder, serving.arm.version is None)
 
     # Servings
 

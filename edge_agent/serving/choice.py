@@ -39,6 +39,7 @@ from ..inference.engines.registry import (
     quick_engines,
     titles,
 )
+from .budget import MemoryBudget
 from .golden_check import is_held_to_golden
 from .tuning_results import TuningResults, Way
 from .verdicts import Verdicts
@@ -107,6 +108,7 @@ class DeviceEngines:
         tuning: TuningResults | None = None,
         batching: Batching | None = None,
         verdicts: Verdicts | None = None,
+        kv_cache_mb: int = 0,
     ) -> None:
         """Set up the choice without probing anything.
 
@@ -119,11 +121,13 @@ class DeviceEngines:
             tuning: results of a tune; None: those in the state folder.
             batching: the settings for batches of several pipelines' frames.
             verdicts: the ledger of verdicts on engines; None: the one in the state folder.
+            kv_cache_mb: what a language model takes besides its files.
         """
         if state is not None:
             tuning = tuning or TuningResults(state, profile, facts)
             verdicts = verdicts or Verdicts(state)
         self.profile = profile
+        self.budget = MemoryBudget(profile.memory_budget_mb, kv_cache_mb)
         self.batching = batching or Batching()
         self.tuning = tuning
         """Results of a tune, or None if there are none and none are kept."""
@@ -155,7 +159,8 @@ class DeviceEngines:
 
         Raises:
             EngineError: the engine required by the settings cannot read its file, or the model
-                exceeds the memory budget and nothing here can run it.
+                exceeds the memory budget and nothing here can run it, or does so along with the
+                others that serve.
             BarredError: every engine has crashed on it repeatedly or computes it wrongly.
         """
         streamed = self.streamed(folder)
@@ -270,8 +275,10 @@ class DeviceEngines:
         """Return the choice for a model beyond the memory budget, or None if it is within.
 
         Raises:
-            EngineError: it exceeds the budget, and nothing here can run it.
+            EngineError: it exceeds the budget, and nothing here can run it, or it does so along
+                with the others that serve.
         """
+        self.budget.check(folder)
         if not self._keeps_forms or not self.exceeds_budget(folder):
             return None
         choice, budget = self.prepared_choice(folder), self.profile.memory_budget_mb
@@ -350,8 +357,7 @@ class DeviceEngines:
 
     def exceeds_budget(self, folder: ModelFolder) -> bool:
         """Whether a model's weights alone exceed the memory budget."""
-        budget = self.profile.memory_budget_mb * 2**20
-        return 0 < budget < size_of(folder.path)
+        return self.budget.exceeds(folder)
 
     def may_stand_beside(self, folder: ModelFolder) -> bool:
         """Whether profile and budget allow a model to be in memory twice."""

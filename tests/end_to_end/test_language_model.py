@@ -13,10 +13,10 @@ import pytest
 pytest.importorskip("openvino_genai")
 
 from edge_agent.answers.generators import open_generator
-from edge_agent.config.answers import Text
 from edge_agent.config.settings import Settings
-from edge_agent.core.errors import ModelError
+from edge_agent.core.errors import EngineError
 from edge_agent.models.manifest import load
+from edge_agent.serving.budget import MemoryBudget
 from tests.helpers.language_model import language_model
 from tests.helpers.small_models import brightness, plain, write_clip
 from tests.helpers.support import (
@@ -235,5 +235,5 @@ def test_questions_are_split_between_versions_and_one_that_fails_is_in_health(
 def test_a_language_model_above_the_budget_is_refused(tmp_path: Path) -> None:
     """Its cache counts, too."""
     model = load(language_model(tmp_path / "tiny"))
-    with pytest.raises(ModelError, match=r"memory_budget_mb = 4; lower text.kv_cache_mb"):
-        open_generator(model, Settings(text=Text(kv_cache_mb=4)), 4, pytest.fail)
+    with pytest.raises(EngineError, match=r"memory_budget_mb = 4; lower text.kv_cache_mb"):
+        open_generator(model, Settings(), MemoryBudget(4, kv_cache_mb=4), pytest.fail)

@@ -122,7 +122,8 @@ def _check(
     match, facts = match_profile(settings)
     report.line("ok", "profile", f"{match.name} ({match.reason}) on {facts}")
     tuning = TuningResults(settings.state, match.profile, facts)
-    engines = DeviceEngines(match.profile, facts, settings.engine, tuning=tuning)
+    cache = settings.text.kv_cache_mb
+    engines = DeviceEngines(match.profile, facts, settings.engine, tuning=tuning, kv_cache_mb=cache)
     _engines(report, engines)
     store = open_store(settings, make=False)
     check_state(report, settings, file)
@@ -325,6 +326,7 @@ def _model(
                 f"{folder.manifest.id}: is of task generate, which pipelines cannot run; name it "
                 "in infer.models or in a pipeline's ask"
             )
+        device.engines.budget.take(folder, live=arm.version is None)
         kind = kind or kind_of(folder, inspect_network(folder.network))
     checked = check_model(device.settings, device.config, folder, kind, device.user)
     task = folder.manifest.task

@@ -79,6 +79,7 @@ def _planned(inventory: Inventory, catalog: Catalog, arm: Arm, kind: Kind) -> Pl
         if arm.version is None and catalog.stands_in(folder) is not None:
             return None  # it is checked first
         loader.verify(folder)
+        engines.budget.take(folder, live=arm.version is None)
         form = None
         # Without any forms, the model need not be read for a form's key.
         if any((inventory.store.root / FOLDER).glob("*/")):

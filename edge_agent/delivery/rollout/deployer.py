@@ -62,19 +62,17 @@ class Deployer:
         trial: Callable[[], Trial],
         check_trust: Callable[[bytes, bytes | None], object],
         swap: str,
-        memory_budget_mb: int,
     ) -> None:
         """Make the steps; nothing runs yet.
 
         *trial* returns the device's bounds, which may be reloaded; *check_trust* raises ModelError
         unless a package's header and signature are trusted now; *swap* is the profile's "overlap"
-        or "replace"; *memory_budget_mb* 0 means no limit.
+        or "replace".
         """
         self._check_trust = check_trust
         self._ledger = ledger
         self._queue: SimpleQueue[Candidate | None] = SimpleQueue()
         self._closing = threading.Event()
-        self._budget_mb = memory_budget_mb
         self._swap = Swap(store, catalog, active, ledger, trial, overlap=swap != "replace")
         self._recovery = Recovery(self._swap)
         self.allowed: Callable[[str | None], bool] = lambda _transfer: True
@@ -90,7 +88,7 @@ class Deployer:
         """Start the trial of a package that is about to arrive, if that is worthwhile."""
         if not self._swap.overlap or (self._early is not None and not self._early.over):
             return None  # two models may not be in memory at once
-        self._early = begin_early(header, self._swap.store, self._swap.active, self._budget_mb)
+        self._early = begin_early(header, self._swap.store, self._swap.active)
         return self._early
 
     def submit(self, candidate: Candidate) -> None:
@@ -172,7 +170,6 @@ class Deployer:
                     folder,
                     bounds,
                     active=self._swap.active,
-                    budget_mb=self._budget_mb,
                     closing=self._closing,
                 )
             fault("trial.passed")
@@ -311,10 +308,9 @@ def _try(
     bounds: Trial,
     *,
     active: ActiveModels,
-    budget_mb: int,
     closing: threading.Event,
 ) -> dict[str, Any]:
-    """Try a candidate; return the result for its model's topic. *budget_mb* 0 means no limit."""
+    """Try a candidate; return the result for its model's topic."""
     details: dict[str, Any] = {}
     engines = active.loader.engines
     servings = active.servings_of(folder.manifest.name)
@@ -331,8 +327,9 @@ def _try(
                 kind,
                 golden=bounds.golden,
                 timeout_s=bounds.timeout_s,
-                memory_mb=budget_mb or free_mb(),
-                bound="" if budget_mb else bound(),
+                # What it takes while it is tried; the budget is of what serves.
+                memory_mb=free_mb(),
+                bound=bound(),
                 stopped=lambda: "the agent ends" if closing.is_set() else candidate.canceled,
                 process=early.take() if early and early.kind in {kind, None} else None,
                 forms=None if streamed is None else active.loader.forms,

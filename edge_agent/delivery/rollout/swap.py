@@ -114,7 +114,8 @@ class Swap:
         if not self._serves(folder.manifest.name):
             return False
         size = sum(path.stat().st_size for path in folder.path.rglob("*") if path.is_file())
-        return not self.overlap or not has_room(size)
+        fits = self.active.loader.engines.budget.fits_beside(folder)
+        return not (self.overlap and fits and has_room(size))
 
     def go_live(self, candidate: Candidate, models: Models, bounds: Trial) -> Exchange:
         """Replace the incumbent with a loaded candidate; the caller retires the incumbent."""

@@ -114,13 +114,8 @@ class EarlyTrial:
         self.over = True
 
 
-def begin_early(
-    header: PackageHeader, store: Store, active: ActiveModels, budget_mb: int
-) -> EarlyTrial | None:
-    """Start the trial of a package that is about to arrive, if that is worthwhile.
-
-    *budget_mb* is the memory that models may take; 0: no limit.
-    """
+def begin_early(header: PackageHeader, store: Store, active: ActiveModels) -> EarlyTrial | None:
+    """Start the trial of a package that is about to arrive, if that is worthwhile."""
     # Which of its variants to use is only known when it is complete.
     if header.size < WORTH_BYTES or header.variants or not has_room(header.size):
         return None
@@ -128,7 +123,7 @@ def begin_early(
     choices = [replace(choice, lanes=engines.lanes) for choice in engines.lineup.choices]
     serving = next((s for s in active.servings_of(header.name) if s.model is not None), None)
     try:
-        return EarlyTrial(choices, serving, budget_mb or free_mb(), store.stage())
+        return EarlyTrial(choices, serving, free_mb(), store.stage())
     except (AgentError, OSError) as problem:
         # It is tried when complete; if that fails, too, the trial reports it.
         log.warning("%s: not tried while it arrives: %s", header.id, words(problem))

@@ -24,7 +24,6 @@ from typing import Any
 from ...core import errors
 from ...core.child import ChildError, kill_group, signal_name, start_child
 from ...core.errors import AgentError, ModelError, RequestError
-from ...core.files import size_of
 from ...core.text_findings import Generated
 from ...core.types import Array, Outcome, Timing
 from ...device.headroom import counted_as_own
@@ -36,21 +35,6 @@ log = logging.getLogger(__name__)
 WORKER = "edge_agent.inference.engines.generator_worker"
 HANGS_SECONDS = 60.0
 """Time after which a child that does not let go of a question counts as hung."""
-
-
-def check_budget(folder: ModelFolder, kv_cache_mb: int, budget_mb: int) -> None:
-    """Check that a model and its cache take no more memory than a profile allows; 0: no limit.
-
-    Raises:
-        ModelError: they take more.
-    """
-    weights_mb = -(-size_of(folder.path) // 2**20)
-    if 0 < budget_mb < weights_mb + kv_cache_mb:
-        raise ModelError(
-            f"{folder.manifest.id}: its {weights_mb} MB and text.kv_cache_mb = {kv_cache_mb} are "
-            f"more than memory_budget_mb = {budget_mb}; lower text.kv_cache_mb, or use a smaller "
-            "model"
-        )
 
 
 class FullError(RequestError):

@@ -1,0 +1,118 @@
+"""The memory that all models that serve may take together: `memory_budget_mb` of the profile.
+
+Counted are the bytes of a model's files, and of a language model also its cache. One that is larger
+than all of it streams, and is not counted: the kernel takes its pages back when memory is short.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable
+from typing import TYPE_CHECKING
+
+from ..core.errors import EngineError
+from ..core.files import size_of
+from ..core.frozen import record
+from ..core.names import version_key
+
+if TYPE_CHECKING:
+    from ..models.manifest import ModelFolder
+
+_MIB = 2**20
+
+
+@record
+class Held:
+    """A model in memory."""
+
+    folder: ModelFolder
+    live: bool
+    """Whether it serves as the live version of its name, which another one would replace."""
+
+
+class MemoryBudget:
+    """The one sum over all models; any thread may ask."""
+
+    def __init__(self, limit_mb: int, kv_cache_mb: int = 0) -> None:
+        """Set a limit, 0: none; *kv_cache_mb* is what each language model takes besides."""
+        self.limit_mb = limit_mb
+        self._kv_cache_mb = kv_cache_mb
+        self.holders: list[Callable[[], Iterable[Held]]] = []
+        """Each lists models in memory."""
+        self.pins: Callable[[], Collection[tuple[str, str]]] = tuple
+        """Returns name and version of the models that are pinned, and so replace none."""
+        self._planned: list[Held] = []
+
+    def exceeds(self, folder: ModelFolder) -> bool:
+        """Whether a model's files alone are larger."""
+        return 0 < self.limit_mb * _MIB < size_of(folder.path)
+
+    def fits_beside(self, folder: ModelFolder) -> bool:
+        """Whether a model can be in memory along with the version that it replaces."""
+        if not self.limit_mb or self.exceeds(folder):
+            return True
+        others = self._others(folder, replaced=True)
+        return self._mb(folder) + sum(others.values()) <= self.limit_mb
+
+    def check(self, folder: ModelFolder) -> None:
+        """Check that a model can serve along with all others; one that `exceeds` is not counted.
+
+        Raises:
+            EngineError: they are larger together; it has the figures.
+        """
+        limit = self.limit_mb
+        if not limit:
+            return
+        name, own = folder.manifest.id, self._mb(folder)
+        if own > limit and folder.manifest.task == "generate":
+            raise EngineError(
+                f"{name}: its {own - self._kv_cache_mb} MB and text.kv_cache_mb = "
+                f"{self._kv_cache_mb} are more than memory_budget_mb = {limit}; lower "
+                "text.kv_cache_mb, or use a smaller model"
+            )
+        if self.exceeds(folder):
+            return
+        others = self._others(folder, replaced=False)
+        total = own + sum(others.values())
+        if total > limit:
+            listed = ", ".join(f"{other} ({mb} MB)" for other, mb in others.items())
+            raise EngineError(
+                f"{name}: its {own} MB and {listed} are {total} MB together, more than "
+                f"memory_budget_mb = {limit} for all that serves; use fewer or smaller models, "
+                "or raise it in the profile"
+            )
+
+    def take(self, folder: ModelFolder, *, live: bool) -> None:
+        """Check a model, and count it from now on; for what plans and loads nothing.
+
+        Raises:
+            EngineError: as for `check`.
+        """
+        self._planned.append(Held(folder, live))
+        try:
+            self.check(folder)
+        except EngineError:
+            self._planned.pop()
+            raise
+
+    def _mb(self, folder: ModelFolder) -> int:
+        cache = self._kv_cache_mb if folder.manifest.task == "generate" else 0
+        return -(-size_of(folder.path) // _MIB) + cache
+
+    def _others(self, folder: ModelFolder, *, replaced: bool) -> dict[str, int]:
+        """Return the MB of each other model in memory; *replaced*: also of what it replaces."""
+        name, version = folder.manifest.name, version_key(folder.manifest.version)
+        everything = [*self._planned, *(held for holder in self.holders for held in holder())]
+        pins = [
+            (held.folder.manifest.name, held.folder.manifest.version)
+            for held in everything
+            if not held.live
+        ]
+        pinned = any(
+            (one, version_key(pin)) == (name, version) for one, pin in (*pins, *self.pins())
+        )
+        found: dict[str, int] = {}
+        for held in everything:
+            goes = held.live and held.folder.manifest.name == name and not (pinned or replaced)
+            if held.folder.path != folder.path and not goes and not self.exceeds(held.folder):
+                found[held.folder.manifest.id] = self._mb(held.folder)
+        return found

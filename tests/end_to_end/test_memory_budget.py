@@ -1,0 +1,99 @@
+"""A small box: the budget of its profile is of all models that serve together."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from tests.helpers.push import model_folder, start_box
+from tests.helpers.small_models import brightness, encode_jpeg, plain, write_clip
+from tests.helpers.support import (
+    AgentProcess,
+    Listener,
+    Mosquitto,
+    agent_settings,
+    call_cli,
+    wait_until,
+)
+
+Agents = Callable[..., AgentProcess]
+Listeners = Callable[..., Listener]
+D = "edge/box"
+LIMIT = "more than memory_budget_mb = 256 for all that serves"
+
+
+def sized(folder: Path, mb: int) -> Path:
+    """Make a model of so many MB; most of it is a hole."""
+    brightness(folder)
+    with (folder / "more.bin").open("wb") as file:
+        file.truncate(mb * 2**20 - 2**18)
+    return folder
+
+
+def test_models_that_are_too_large_together_are_refused_with_the_figures(
+    broker: Mosquitto, listen: Listeners, agent: Agents, tmp_path: Path
+) -> None:
+    """Each was judged alone: 480 MB served where 256 were allowed, and nothing was said."""
+    for name, mb in (("a", 150), ("b", 80), ("c", 40), ("d", 30)):
+        sized(tmp_path / "models" / name, mb)
+    source = f"file:{write_clip(tmp_path / 'clip.avi', [plain(9)] * 25)}?loop=1"
+    pipelines = [{"name": f"p-{name}", "source": source, "model": name} for name in "abc"]
+    more = {"models_dirs": [str(tmp_path / "models")], "infer": {"models": ["d"]}}
+    text = agent_settings("box", broker.url, pipelines, profile="arm-small", **more)
+    running, heard = agent(text), listen(broker.port)
+    of_c = f"c@1: its 40 MB and a@1 (150 MB), b@1 (80 MB) are 270 MB together, {LIMIT}"
+    of_d = f"d@1: its 30 MB and a@1 (150 MB), b@1 (80 MB) are 260 MB together, {LIMIT}"
+    heard.wait_why(f"model c: {of_c}")
+    for name in "ab":
+        heard.wait_state(f"{D}/result/p-{name}", model=f"{name}@1")
+    heard.publish(f"{D}/in/infer/d/q1", encode_jpeg(plain(9)))
+    reply = heard.wait_state(f"{D}/reply/q1", ok=False)
+    assert of_d in reply["error"]
+    assert of_c in running.words()
+    check = call_cli("check", "--config", str(running.config))
+    assert check.code == 1
+    lines = [line for line in check.out.splitlines() if "@1" in line]
+    assert [LIMIT in line for line in lines] == [False, False, True, True], check.out
+    assert of_c in lines[2]
+    assert of_d in lines[3]
+    assert not heard.on(f"{D}/result/p-c")
+    # Once there is room, they serve.
+    running.config.write_text(
+        agent_settings("box", broker.url, pipelines[1:], profile="arm-small", **more)
+    )
+    running.signal(signal.SIGHUP)
+    heard.wait_state(f"{D}/result/p-c", model="c@1")
+    wait_until(lambda: "model d is live" in running.words(), "the model that is asked")
+    heard.publish(f"{D}/in/infer/d/q2", encode_jpeg(plain(9)))
+    assert heard.wait_state(f"{D}/reply/q2", ok=True)["model"] == "d@1"
+    assert running.stop() == 0
+
+
+def test_a_push_that_is_too_large_beside_others_is_rejected_with_the_figures(
+    broker: Mosquitto, listen: Listeners, agent: Agents, tmp_path: Path
+) -> None:
+    """What it takes in its trial is another measure, and bounded by the memory that is free."""
+    sized(tmp_path / "library" / "large", 250)
+    pipelines = [{"name": "door", "model": "level"}, {"name": "other", "model": "large"}]
+    box = start_box(
+        *(tmp_path, broker, listen(broker.port), agent, "box"),
+        pipelines=pipelines,
+        profile="arm-small",
+        trust={"allow_unsigned": True},
+    )
+    random = np.random.default_rng(1)
+    new = model_folder(tmp_path / "new" / "level", "2")
+    (new / "more.bin").write_bytes(random.bytes(8 << 20))
+    done = call_cli("push", str(new), "--device", "box", "--broker", broker.url)
+    assert done.code == 1
+    figures = f"level@2: its 9 MB and large@1 (250 MB) are 259 MB together, {LIMIT}"
+    assert figures in done.out + done.err
+    assert figures in box.wait_settled(outcome="rejected")["last"]["why"]
+    box.results_go_on("1")
+    (new / "more.bin").unlink()
+    done = call_cli("push", str(new), "--device", "box", "--broker", broker.url)
+    assert done.code == 0, done.err
+    box.results_go_on("2")

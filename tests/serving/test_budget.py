@@ -1,0 +1,62 @@
+"""The memory budget of all models that serve together."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from edge_agent.core.errors import EngineError
+from edge_agent.models.manifest import ModelFolder, load
+from edge_agent.serving.budget import Held, MemoryBudget
+from tests.helpers.small_models import brightness
+
+
+def sized(folder: Path, version: str, mb: int) -> ModelFolder:
+    """Make a model of so many MB; most of it is a hole."""
+    brightness(folder, version)
+    with (folder / "more.bin").open("wb") as file:
+        file.truncate(mb * 2**20 - 2**18)
+    return load(folder)
+
+
+def test_a_version_is_judged_without_the_one_that_it_replaces(tmp_path: Path) -> None:
+    """Both at once are another question; a pinned version replaces none."""
+    one, two = sized(tmp_path / "1" / "face", "1", 60), sized(tmp_path / "2" / "face", "2", 50)
+    other = sized(tmp_path / "other", "1", 40)
+    budget = MemoryBudget(100)
+    held = [Held(one, live=True), Held(one, live=True), Held(other, live=True)]
+    budget.holders.append(lambda: held)
+    budget.check(one)
+    budget.check(two)
+    assert not budget.fits_beside(two)
+    assert MemoryBudget(150).fits_beside(two)
+    budget.pins = lambda: {("face", "2.0")}
+    figures = r"face@2: its 50 MB and face@1 \(60 MB\), other@1 \(40 MB\) are 150 MB together"
+    with pytest.raises(EngineError, match=figures):
+        budget.check(two)
+    held[0] = Held(one, live=False)
+    budget.pins = tuple
+    with pytest.raises(EngineError, match=figures):
+        budget.check(two)
+
+
+def test_what_streams_is_not_counted(tmp_path: Path) -> None:
+    """Neither when it is loaded nor when others are."""
+    small, large = sized(tmp_path / "small", "1", 90), sized(tmp_path / "large", "1", 101)
+    budget = MemoryBudget(100)
+    budget.take(large, live=True)
+    budget.take(small, live=True)
+    assert budget.exceeds(large)
+    assert budget.fits_beside(large)
+    with pytest.raises(EngineError, match=r"memory_budget_mb = 100 for all that serves"):
+        budget.take(sized(tmp_path / "more", "1", 11), live=True)
+    budget.take(sized(tmp_path / "tiny", "1", 10), live=True)
+
+
+def test_without_a_budget_nothing_is_refused(tmp_path: Path) -> None:
+    """That is what most profiles have."""
+    budget = MemoryBudget(0)
+    for name in "ab":
+        budget.take(sized(tmp_path / name, "1", 9999), live=True)
+    assert budget.fits_beside(sized(tmp_path / "c", "1", 9999))
