@@ -8,6 +8,7 @@ import re
 import termios
 import time
 from contextlib import suppress
+from functools import partial
 from select import select
 from typing import TYPE_CHECKING
 
@@ -28,6 +29,8 @@ MAX_LINE = 64 * 1024
 _NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 _LABELED = re.compile(r"([^\W\d][\w /%°.-]*?)\s*[:=]\s*([+-]?[0-9.][0-9.eE+-]*)")
 """`t:3.2` or `h = 1.0`, like the format of Arduino's serial plotter."""
+_NAME = re.compile(r"[^\W\d][^\s:=]*")
+"""A name in a line after numbers: no number of another script, and no words of a message."""
 HEADERS = 10
 """This many lines in a row without numbers are not channel names."""
 UNREAD_SECONDS = 5.0
@@ -40,6 +43,9 @@ _NO_PORT = frozenset({errno.ENOTTY, errno.EISDIR})
 
 class SerialLines:
     """The text lines of one port."""
+
+    _other: tuple[str, ...] = ()
+    """Other names than those of the channels, which came after numbers."""
 
     def __init__(self, spec: SourceSpec) -> None:
         """Open the port."""
@@ -88,14 +94,13 @@ class SerialLines:
         *lines, self._rest = _LINE_END.split(self._rest + data)
         found: list[Rows | SampleError] = []
         rows: list[list[float]] = []
+        columns, gap = self._columns, False
 
         def flush() -> None:
             if rows:
                 made = np.array(rows, np.float64)
-                columns = self._columns
-                why = self._flaw if np.isnan(made).any() else None
-                found.append(Rows(made, time_ns, since, columns, gap=self._missing, flaw=why))
-                self._missing = False
+                why = partial(_flaw, columns) if np.isnan(made).any() else None
+                found.append(Rows(made, time_ns, since, columns, gap=gap, flaw=why))
                 rows.clear()
 
         for line in lines:
@@ -108,16 +113,17 @@ class SerialLines:
                 continue
             try:
                 row = self._parse(line)
-                if row is not None and rows and len(rows[-1]) != len(row):
-                    flush()
             except SampleError as problem:
                 flush()
                 found.append(problem)
                 continue
-            if row is not None:
-                rows.append(row)
-            elif self._missing:
+            if row is None:
+                continue
+            if self._missing or columns != self._columns or (rows and len(rows[-1]) != len(row)):
                 flush()
+            if not rows:
+                columns, gap, self._missing = self._columns, self._missing, False
+            rows.append(row)
         flush()
         if len(self._rest) > MAX_LINE:
             if not self._too_long:
@@ -174,6 +180,10 @@ class SerialLines:
             cells = [found[2] for found in labeled if found]
         numbers = [_number(cell) for cell in cells]
         good = [number for number in numbers if number is not None]
+        if good and self._other:
+            if len(self._other) == len(cells):  # another device, or another sensor behind it
+                self._columns, self._width, self._missing = self._other, len(cells), True
+            self._other = ()
         if len(good) == len(cells):
             if first:
                 return None  # the port may have been opened in the middle of this line
@@ -187,22 +197,32 @@ class SerialLines:
             return [np.nan if number is None else number for number in numbers]
         header = not good and not any(_looks_wrong(cell) for cell in cells)
         self._headers += 1
+        if header and self._seen and self._may_name(cells) and self._headers <= HEADERS:
+            self._other = tuple(cells)
+            return None
         if not header or (self._seen and tuple(cells) != self._columns) or self._headers > HEADERS:
             if first:
                 return None
             raise SampleError(f"expected numbers, found {text[:60]!r}")
         self._missing = self._seen  # the device has restarted
-        self._columns = tuple(cells)
+        self._columns, self._other = tuple(cells), ()
         return None
 
-    def _flaw(self, row: int, column: int) -> SampleError:
-        del row
-        name = f" ({self._columns[column]})" if column < len(self._columns) else ""
-        return SampleError(f"expected a number at place {column}{name} of each line")
+    def _may_name(self, cells: list[str]) -> bool:
+        """Whether a line after numbers may name other channels than those of before."""
+        if len(cells) < 2 or tuple(cells) == self._columns:
+            return False
+        return all(cell in self._columns or _NAME.fullmatch(cell) for cell in cells)
 
     def close(self) -> None:
         with suppress(OSError):
             self._port.close()
+
+
+def _flaw(columns: tuple[str, ...], row: int, column: int) -> SampleError:
+    del row
+    name = f" ({columns[column]})" if column < len(columns) else ""
+    return SampleError(f"expected a number at place {column}{name} of each line")
 
 
 def _number(cell: str) -> float | None:

@@ -176,6 +176,40 @@ def test_lines_of_json_name_their_channels(tmp_path: Path) -> None:
     assert sum(isinstance(each, SampleError) for each in found) == 3
 
 
+@pytest.mark.parametrize(("before", "after"), [("t,h", "h,t"), ("t,h", "h,p,t"), ("", "t,h")])
+@pytest.mark.parametrize("first", ["", "nan,50\n"])
+def test_a_device_that_comes_back_with_another_header(
+    before: str, after: str, first: str, tmp_path: Path
+) -> None:
+    """Its values were published, and rules fired, under the names of before, or were refused."""
+    text = f"x\n{before}\n20,50\n20,50\n{after}\n"
+    count = after.count(",") + 1
+    rest = [1.0 + place for place in range(count)]
+    text += first if count == 2 else ""
+    text += (",".join(map(str, rest)) + "\n") * 2
+    found = [each for each in lines(tmp_path).take(text.encode(), 0, 0.0) if isinstance(each, Rows)]
+    assert [(each.columns, each.gap) for each in found] == [
+        (tuple(before.split(",")) if before else (), False),
+        (tuple(after.split(",")), True),
+    ]
+    assert found[0].data.tolist() == [[20, 50]] * 2
+    assert found[1].data[-2:].tolist() == [rest] * 2
+
+
+@pytest.mark.parametrize(
+    "message", ["lost", "sensor lost,trying again", "a,b,c", "nan,nan", "t,h", "a,b\nt,h"]
+)
+def test_what_a_device_says_between_its_numbers_names_nothing(message: str, tmp_path: Path) -> None:
+    """A message in words, or names without numbers to them; the header of before is a gap."""
+    text = f"x\nt,h\n1,2\n{message}\n1,2\n".encode()
+    for parts in ([text], [line + b"\n" for line in text.splitlines()]):
+        port = lines(tmp_path)
+        said = [each for part in parts for each in port.take(part, 0, 0.0)]
+        rows = [each for each in said if isinstance(each, Rows)]
+        told = [(each.columns, bool(each.gap)) for each in rows for _ in each.data]
+        assert told == [(("t", "h"), False), (("t", "h"), message.endswith("t,h"))]
+
+
 @pytest.mark.parametrize("line", ["٣,٤", "t:१,h:2"])
 def test_digits_of_other_scripts_are_no_numbers_of_a_serial_port(line: str, tmp_path: Path) -> None:
     """Such a line is refused and said, as in a CSV file; those around it are readings."""
