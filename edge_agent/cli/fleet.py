@@ -122,6 +122,13 @@ class Fleet:
         for start in range(0, len(named), BATCH):
             self._collect(named[start : start + BATCH], first_s=QUIET_SECONDS)
         self._note_refusal()
+        # What is published meanwhile proves nothing: only what is retained shows all devices.
+        exact = {each for each in self._client.filters if "+" not in each and "#" not in each}
+        is_of_one = any(each.startswith(f"{self._root}/") for each in exact)
+        is_proven = any(each.topic not in exact for each in heard)
+        if not (is_of_one or is_proven or self.gap) and self.blind:
+            mend = "; name one device, with --device ID" if self._client.retains else ""
+            self.gap = f"{self.blind}{mend}"
 
     def _note_refusal(self) -> None:
         if self._client.refused:
@@ -184,9 +191,7 @@ class Fleet:
     @cached_property
     def blind(self) -> str:
         """Why the broker shows no device but by its name; "": it would show them."""
-        why = blindness(self._client, self._root)
-        named = "; name one device, with --device ID" if self._client.retains else ""
-        return why and f"{why}{named}"
+        return blindness(self._client, self._root)
 
     def _collect(
         self,
@@ -400,8 +405,8 @@ def absence(fleet: Fleet, target: str) -> str:
     """Return why no device can be reached."""
     if target.startswith("@"):
         members = fleet.members(target[1:])
-        if not fleet.status and fleet.blind:
-            return fleet.blind
+        if fleet.gap:
+            return incomplete(fleet)
         return f"no online device is in group {target}" + (
             f" (offline: {', '.join(members)})" if members else ""
         )

@@ -21,7 +21,7 @@ def forget(settings: Settings, device: str, known: Collection[str] = ()) -> tupl
         How many, whether it is online, and why there may be more; empty: that was all.
 
     Raises:
-        AgentError: the device is online, and nothing can be cleared.
+        AgentError: the device is online, and nothing can be cleared, or the broker shows nothing.
     """
     topics = Topics(settings.broker.topic_root, device)
     own = f"{topics.root}/{device}/"
@@ -31,6 +31,8 @@ def forget(settings: Settings, device: str, known: Collection[str] = ()) -> tupl
     with OneShotClient(settings.broker, filters) as client:
         fleet = Fleet(client, topics.root)
         fleet.look()
+        if fleet.gap and fleet.blind and not known:
+            raise AgentError(f"{fleet.blind}; nothing was cleared: clear each topic by its name")
         if fleet.online(device):
             found = _left_over(fleet, topics)
         else:

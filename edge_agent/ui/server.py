@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -31,6 +32,8 @@ from .site import Site, Viewer
 STATIC = Path(__file__).parent / "static"
 FRAME_SECONDS = 0.25
 """Least time between two messages to a browser."""
+BEAT_SECONDS = 5.0
+"""Most time between them: a browser sees no pings, and takes a dead link for silence."""
 WATCH_SECONDS = 0.2
 """Time that showing another device takes at least: each has a thread and a connection."""
 MOST_REQUEST_BYTES = 64 * 1024
@@ -131,10 +134,12 @@ class Page:
             "operate": self._operator is not None,
         }
         frame: dict[str, Any] = {"hello": hello, **self._site.frame(viewer)}
+        sent = 0.0
         with suppress(WebSocketDisconnect, RuntimeError):  # it has gone meanwhile
             while True:
-                if frame:
+                if frame or time.monotonic() - sent > BEAT_SECONDS - FRAME_SECONDS:
                     await socket.send_text(json.dumps(frame, separators=(",", ":")))
+                    sent = time.monotonic()
                 await asyncio.sleep(FRAME_SECONDS)
                 if viewer.behind:
                     await socket.close(1013, "too slow")

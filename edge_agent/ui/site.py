@@ -333,10 +333,15 @@ class Site:
         return frame
 
     def _judge_again(self) -> None:
-        """Find devices whose state has changed just because they are silent."""
+        """Find devices of which something else holds just because they are silent."""
         self._judged = time.monotonic()
         for name, device in self._devices.items():
-            if device.row and device.row["state"] != _look(name, device).state:
+            if not device.row:
+                continue
+            look, row = _look(name, device), device.row
+            # The ages in the words go on; who is well says them anew with its next health.
+            is_silent = look.state in {"offline", "unknown"}
+            if row["state"] != look.state or (is_silent and row["words"] != _words(device, look)):
                 self._revision += 1
                 device.revision, device.row = self._revision, {}
 
@@ -347,6 +352,12 @@ def _look(name: str, device: Device) -> DeviceLook:
     return look_at(Said(name, status, info, health, sources, device.ahead))
 
 
+def _words(device: Device, look: DeviceLook) -> str:
+    odd = [kind for (kind, _), body in device.kept.items() if "odd" in body]
+    words = f"{look.words}; cannot be read: {', '.join(odd)}" if odd else look.words
+    return words[:MOST_WORDS]
+
+
 def _row(name: str, device: Device, plans: Rollouts) -> dict[str, Any]:
     """Return a device's row in the table, made again if the device has changed."""
     if device.row:
@@ -354,8 +365,6 @@ def _row(name: str, device: Device, plans: Rollouts) -> dict[str, Any]:
     look = _look(name, device)
     info, health = device.kept.get(("info", ""), {}), device.kept.get(("health", ""), {})
     running = [each for each in look.pipelines.values() if each.enabled and look.state != "offline"]
-    odd = [kind for (kind, _), body in device.kept.items() if "odd" in body]
-    words = f"{look.words}; cannot be read: {', '.join(odd)}" if odd else look.words
     has = texts_in(info["has"]) if "has" in info else None
     models = [
         _model(about, body)
@@ -368,7 +377,7 @@ def _row(name: str, device: Device, plans: Rollouts) -> dict[str, Any]:
     device.row = {
         "id": name,
         "state": look.state,
-        "words": words[:MOST_WORDS],
+        "words": _words(device, look),
         "groups": groups,
         "agent": str(info.get("agent") or "")[:64],
         "models": models[:20],

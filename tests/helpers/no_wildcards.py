@@ -13,7 +13,7 @@ class NoWildcards(Relay):
 
     def pass_on(self, data: bytes, source: socket.socket, sink: socket.socket) -> None:
         if data[0] == 0x82:  # SUBSCRIBE, in one piece and by itself
-            data = re.sub(rb"(\+[^\x00\x01]*)([\x00\x01])", _without_retained, data)
+            data = re.sub(rb"(#|\+(?:/[^\x00\x01]*)?)([\x00\x01])", _without_retained, data)
         super().pass_on(data, source, sink)
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 import signal
+import socket
+import threading
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -241,7 +243,7 @@ def test_a_broker_that_withholds_what_is_retained_is_said(
     relay = NoWildcards(shared_broker.port)
     page.goto(serve("--broker", relay.url))
     status = call_cli("status", "--broker", relay.url).err
-    words = status.removeprefix("edge-agent: ").partition(";")[0]
+    words = status.partition("not complete: ")[2].partition(";")[0]
     page.get_by_role("alert").filter(has_text=f"Broker: {words}; only what is published").wait_for()
     assert "as of" not in (page.get_by_role("alert").text_content() or "")
     listener.publish("edge/lost/status", json.dumps(said), retain=True)
@@ -286,6 +288,76 @@ def test_clocks_that_are_wrong_are_said_and_health_ages_by_its_arrival(
     old = {"event": "e", "rule": "leak", "state": "once", "began": "2020-02-03T12:05:06Z"}
     listener.publish("clocks/ahead/event/p", json.dumps(old))
     page.locator(".events time", has_text="Feb 3, 2020, ").wait_for()
+
+
+def test_the_ages_of_devices_that_say_nothing_go_on(
+    page: Page,
+    shared_broker: Mosquitto,
+    listen: Callable[..., Listener],
+    serve: Callable[..., str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A device was "offline since …, 0 s ago; its last health, 2 s old" for days."""
+    monkeypatch.setenv("EDGE_AGENT_BROKER__TOPIC_ROOT", "ages")
+    listener = listen(shared_broker.port, "ages/#")
+    now, health = iso(time.time_ns()), r"its last health, \d+ s old: ok"
+    for name, state, reason in (("gone", "offline", "stopped"), ("hung", "online", "reconnected")):
+        status = json.dumps({"state": state, "reason": reason, "time": now})
+        listener.publish(f"ages/{name}/status", status, retain=True)
+        said = json.dumps({"state": "ok", "interval_s": 0.01, "time": now})
+        listener.publish(f"ages/{name}/health", said, retain=True)
+    page.goto(serve("--broker", shared_broker.url))
+    expect = pytest.importorskip("playwright.sync_api").expect
+    expect.set_options(timeout=PATIENCE * 1000)
+    for name, words in (
+        ("gone", rf"offline\W*since .*, \d+ s ago \(stopped\); {health}"),
+        ("hung", rf"unknown\W*online, but {health}"),
+    ):
+        cell = page.get_by_role("row", name=name).locator(".c-state")
+        expect(cell).to_have_text(re.compile(words))
+        expect(cell).not_to_have_text(cell.text_content() or "")
+        expect(cell).to_have_text(re.compile(words))
+    page.get_by_role("link", name="gone").click()
+    shown = page.get_by_text(re.compile(r"since .* ago \(stopped\)"))
+    expect(shown).not_to_have_text(shown.text_content() or "")
+
+
+class Stalling(Relay):
+    """A tunnel that may keep its connections, new ones too, and pass nothing on."""
+
+    def __init__(self, target: int) -> None:
+        self.moving = threading.Event()
+        self.moving.set()
+        super().__init__(target)
+
+    def pass_on(self, data: bytes, source: socket.socket, sink: socket.socket) -> None:
+        self.moving.wait()
+        super().pass_on(data, source, sink)
+
+
+def test_a_tunnel_that_stalls_is_no_live_page(
+    page: Page, shared_broker: Mosquitto, listen: Callable[..., Listener], serve: Callable[..., str]
+) -> None:
+    """A browser sees no pings: a device that was stopped stayed "ok", without a word."""
+    listener = listen(shared_broker.port, "edge/far/#")
+    listener.publish("edge/far/status", '{"state": "online"}', retain=True)
+    tunnel = Stalling(int(serve("--broker", shared_broker.url).rpartition(":")[2]))
+    page.clock.install()
+    with page.expect_websocket() as opened:
+        page.goto(f"http://127.0.0.1:{tunnel.port}/#/device/nobody")
+    opened.value.wait_for_event("framereceived", lambda frame: frame == "{}")
+    page.goto(f"http://127.0.0.1:{tunnel.port}/#/")
+    row, alert = page.get_by_role("row", name="far"), page.get_by_role("alert")
+    row.filter(has_text="online").wait_for()
+    tunnel.moving.clear()
+    listener.publish("edge/far/status", '{"state": "offline"}', retain=True)
+    page.clock.fast_forward(20_000)
+    alert.filter(has_text="cannot be reached; trying again. What is shown is as of").wait_for()
+    tunnel.moving.set()
+    row.filter(has_text="offline").wait_for()
+    alert.wait_for(state="hidden")
+    tunnel.shut()
+    tunnel.cut()
 
 
 def test_the_password_is_asked_for(

@@ -54,9 +54,7 @@ def main(options: Options) -> int:
     names = fleet.named(target) if target else sorted(fleet.status)
     if target and not any(name in fleet.status for name in names):
         raise AgentError(absence(fleet, target))
-    if not names:
-        if fleet.blind:
-            raise AgentError(fleet.blind)
+    if not names and not fleet.gap:
         print(f"edge-agent: {NOBODY}", file=sys.stderr)
     for name in names:
         if options.json:

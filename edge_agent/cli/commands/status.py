@@ -57,11 +57,11 @@ def main(options: Options) -> int:
     _find_lags(looks, fleet, by_group=bool(target and target.startswith("@")))
     if fleet.odd:
         print(printable(f"edge-agent: {odd_words(fleet)}"), file=sys.stderr)
-    partial = fleet.gap and target not in fleet.status
-    if partial:
-        print(printable(f"edge-agent: {incomplete(fleet)}"), file=sys.stderr)
+    partial = incomplete(fleet) if fleet.gap and target not in fleet.status else ""
     if not looks:
-        raise AgentError(_nobody(fleet, target))
+        raise AgentError(partial or _nobody(fleet, target))
+    if partial:
+        print(printable(f"edge-agent: {partial}"), file=sys.stderr)
     color = sys.stdout.isatty()
     if not options.json:
         say(_sum(looks))
@@ -123,8 +123,6 @@ def _served(fleet: Fleet, device: str) -> dict[str, str]:
 
 
 def _nobody(fleet: Fleet, target: str | None) -> str:
-    if not fleet.status and (target is None or target.startswith("@")) and fleet.blind:
-        return fleet.blind
     if target is None:
         return NOBODY
     known = ", ".join(sorted(fleet.status)) or "none"

@@ -14,6 +14,11 @@ let away = false;
 let socket = null;
 let view = null;
 let pause = 500;
+let alive = 0; // when the server was last heard
+let due = Infinity; // by when it must be, in the time of performance.now()
+
+const BEAT = 15000; // it says something every 5 s
+const FIRST = 60000; // all devices, over a slow link
 
 function send(message) {
   const open = socket?.readyState === WebSocket.OPEN;
@@ -70,25 +75,35 @@ function heard(frame) {
   if (frame.says && frame.watch === view.name) for (const said of frame.says) view.said(...said);
 }
 
+function lost() {
+  socket.onopen = socket.onmessage = socket.onclose = null;
+  socket.close(); // over a link that has stalled this takes a minute
+  due = Infinity;
+  tell(`The page's server cannot be reached; trying again. What is shown is ${alive ? `as of ${clock(alive)}` : "old"}.`);
+  setTimeout(start, pause);
+  pause = Math.min(pause * 2, 5000);
+}
+
 function connect() {
+  due = performance.now() + BEAT;
   socket = new WebSocket(`${location.protocol === "https:" ? "wss" : "ws"}://${location.host}/live`);
   socket.onopen = () => {
+    due = performance.now() + FIRST;
     pause = 500;
     tell(problem, away);
   };
-  socket.onmessage = (message) => heard(JSON.parse(message.data));
-  socket.onclose = async () => {
-    tell("The page's server cannot be reached; trying again. What is shown is old.");
-    await new Promise((done) => setTimeout(done, pause));
-    pause = Math.min(pause * 2, 5000);
-    start();
+  socket.onmessage = (message) => {
+    alive = Date.now() / 1000;
+    due = performance.now() + BEAT;
+    heard(JSON.parse(message.data));
   };
+  socket.onclose = lost;
 }
 
 // Ask for the password where one is needed.
 async function start() {
   try {
-    if ((await (await fetch("/session")).text()) !== "password") return connect();
+    if ((await (await fetch("/session", { signal: AbortSignal.timeout(BEAT) })).text()) !== "password") return connect();
   } catch {
     return connect();
   }
@@ -113,5 +128,8 @@ addEventListener("hashchange", () => {
   main.focus();
   scrollTo(0, 0);
 });
-setInterval(() => view?.tick(), 5000);
+setInterval(() => {
+  view?.tick();
+  if (performance.now() > due) lost();
+}, 5000);
 start();
