@@ -64,7 +64,7 @@ class Agreement:
     share: float = 1.0
     """Share of the boxes that both have; for anything else 1 or 0."""
     evidence: bool = True
-    """False: the input tells nothing, because rounding decides the answer to it."""
+    """False: not passed, but the input tells nothing, as rounding decides the answer to it."""
 
 
 @record(quick=True, eq=False)
@@ -228,7 +228,7 @@ def compare_answers(
         steady = False  # so near to it, the trusted model itself fails
     if steady:
         return agreement
-    return Agreement(True, f"{agreement.why}: by rounding alone", agreement.share, evidence=False)
+    return replace(agreement, why=f"{agreement.why}: by rounding alone", evidence=False)
 
 
 def _compare_answers(

@@ -37,7 +37,7 @@ from .decode.decoder import Decoder, build_decoder
 from .engines.engine import Engine, EngineChoice, check_inputs
 from .engines.registry import engine_words, open_engine
 from .preprocess.inputs import constants, fixed_shapes, result_outputs
-from .preprocess.placement import GivenTensors, PreparedSample, Region, cut
+from .preprocess.placement import ClientInputs, PreparedSample, Region, cut
 from .preprocess.preprocessor import Preprocessor, build_preprocessor
 from .repeated import Repeating, batch_of, decoding_first
 from .statistics import Cost, Statistics
@@ -72,10 +72,8 @@ class OutputCheck(Protocol):
     def satisfied(self) -> bool:
         """Whether the engine has agreed on as many inputs as it must."""
 
-    def answer(self, model: Model, tensors: Tensors, *, counts: bool) -> tuple[Tensors, str]:
+    def answer(self, model: Model, tensors: Tensors) -> tuple[Tensors, str]:
         """Return the outputs for an input of the model, and the label of the engine that made them.
-
-        *counts*: whether the input may decide that the engine must not serve.
 
         Raises:
             EngineError: the engine or the reference session failed, or the engine must not serve.
@@ -186,7 +184,8 @@ class Model:
         # If this one fails, the next starts without state.
         state.tensors, state.of, state.seq = {}, self.id, sample.seq
         prepared = self.prepare(request)
-        prepared = replace(prepared, tensors={**prepared.tensors, **before})
+        kind = ClientInputs if request.foreign else dict
+        prepared = replace(prepared, tensors=kind({**prepared.tensors, **before}))
         left: dict[str, Array] = {}
         outcome = self._infer_one(request, prepared, left)
         state.tensors = left
@@ -202,7 +201,7 @@ class Model:
             if check is None:
                 outputs: Tensors = self.run(prepared.tensors)
             else:
-                outputs, by = check.answer(self, prepared.tensors, counts=self._counts(request))
+                outputs, by = check.answer(self, prepared.tensors)
         except (EngineError, SampleError) as problem:
             self.stats.add_failure(problem, request)
             raise
@@ -213,9 +212,10 @@ class Model:
             left.update({name: np.array(outputs[out]) for name, out in states.items()})
         return self.conclude(request, prepared, outputs, took, by=by)
 
-    def _counts(self, request: Request) -> bool:
-        """Whether engines may be compared on it: inputs of a client count where nothing else is."""
-        return request.tensors is None or self.last is None or isinstance(self.last, GivenTensors)
+    def counts(self, inputs: Tensors) -> bool:
+        """Whether engines may be compared on inputs: on those of clients if there are no others."""
+        others = self.last is not None and not isinstance(self.last, ClientInputs)
+        return not (others and isinstance(inputs, ClientInputs))
 
     def prepare(self, request: Request) -> PreparedSample:
         """Make the network's inputs from a sample.
@@ -223,13 +223,15 @@ class Model:
         Raises:
             SampleError: the sample does not fit.
         """
+        sample, early, region = request.sample, request.sample.early, request.region
         if request.tensors is not None:
-            return self._given(request.tensors)
-        sample, early = request.sample, request.sample.early
-        if isinstance(early, PreparedSample) and (early.by, early.region) == (self, request.region):
-            return early
-        stream = sample.file is None and not request.foreign
-        return self.prepare_data(sample.data, request.region, stream=stream)
+            found = self._given(request.tensors)
+        elif isinstance(early, PreparedSample) and (early.by, early.region) == (self, region):
+            found = early
+        else:
+            live = sample.file is None and not request.foreign
+            found = self.prepare_data(sample.data, region, stream=live)
+        return replace(found, tensors=ClientInputs(found.tensors)) if request.foreign else found
 
     def _given(self, tensors: Tensors) -> PreparedSample:
         """Accept ready inputs of the network from outside; constants may be left out."""
@@ -307,9 +309,8 @@ class Model:
             raise failure from problem
         done = time.perf_counter()
         self.stats.add(infer_ms / together)
-        if self._counts(request):
-            given = request.tensors is not None
-            self.last = GivenTensors(prepared.tensors) if given else prepared.tensors
+        if self.counts(prepared.tensors):
+            self.last = prepared.tensors
         return Outcome(
             self.id,
             self.engine.label if by is None else by,
@@ -395,10 +396,9 @@ class Model:
 
     def close(self) -> None:
         self.engine.close()
-        if self.batch is not None:
-            self.batch.close()
-        if self.check is not None:
-            self.check.close()
+        for each in (self.batch, self.check):
+            if each is not None:
+                each.close()
 
 
 def default_threshold(folder: ModelFolder) -> float:

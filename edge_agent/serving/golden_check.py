@@ -55,14 +55,13 @@ class GoldenCheck:
         """Whether the golden outputs have been compared."""
         return self.satisfied or self.why is not None
 
-    def answer(self, model: Model, tensors: Tensors, *, counts: bool) -> tuple[Tensors, str]:
+    def answer(self, model: Model, tensors: Tensors) -> tuple[Tensors, str]:
         """Return the outputs for an input, and the label of the engine that computed them.
 
         Raises:
             EngineError: the engine failed, or does not produce the golden outputs.
             SampleError: the engine's outputs are not finite.
         """
-        del counts  # golden outputs decide
         with self._turn:
             first, self._answered = not self._answered, True
         why = None

@@ -34,6 +34,7 @@ from ..inference.agreement import (
 from ..inference.engines.engine import EngineChoice
 from ..inference.engines.registry import plain_choice, readers
 from ..inference.model import Model, load_model
+from ..inference.preprocess.placement import ClientInputs
 from ..models.manifest import ModelFolder
 from .golden_check import GoldenCheck, is_held_to_golden
 
@@ -86,7 +87,7 @@ class ReferenceCheck:
         """Whether the engine has agreed on enough inputs."""
         return self._agreed >= INPUTS
 
-    def answer(self, model: Model, tensors: Tensors, *, counts: bool) -> tuple[Tensors, str]:
+    def answer(self, model: Model, tensors: Tensors) -> tuple[Tensors, str]:
         """Return the outputs for an input of the model, and the label of their engine.
 
         Raises:
@@ -95,11 +96,12 @@ class ReferenceCheck:
         """
         with self._turn:
             if self._open:
-                return self._beside(model, tensors, counts)
+                return self._beside(model, tensors)
         return model.run(tensors), model.engine.label
 
-    def _beside(self, model: Model, tensors: Tensors, counts: bool) -> tuple[Tensors, str]:
+    def _beside(self, model: Model, tensors: Tensors) -> tuple[Tensors, str]:
         """Return the engine's outputs if they are correct, or else the session's."""
+        client, counts = isinstance(tensors, ClientInputs), model.counts(tensors)
         given = model.unfolded(tensors)
         if self.why is not None:
             return self._plain.run(given), self._plain.engine.label
@@ -110,17 +112,19 @@ class ReferenceCheck:
             with contained(model.id):
                 expected = answer_of(self._plain, given)
         except AgentError as problem:
+            if client:
+                raise  # what the reference refuses, the engine may have made up
             # No evidence against the engine, which may be the last one left when another fails.
             self._count_mute(model, str(problem))
             return numbers, model.engine.label
         label = self._plain.engine.label
         in_noise = partial(answer_in_noise, self._plain, given)
         agreement = compare_answers(model, expected, found, in_noise)
-        if counts and not agreement.passed:
-            self.why = f"beside {label} without optimization: {agreement.why}"
-        elif counts and not agreement.evidence:
-            self._count_mute(model, agreement.why)
-        if not (agreement.passed and agreement.evidence):
+        if not agreement.passed:
+            if agreement.evidence and counts:
+                self.why = f"beside {label} without optimization: {agreement.why}"
+            elif not client:
+                self._count_mute(model, agreement.why)
             return expected.outputs, label
         self._agreed += 1
         if self.satisfied:
@@ -191,6 +195,7 @@ def state(plain: Model, tensors: Tensors) -> Statement:
 
 def why_unlike(statements: Iterable[Statement], model: Model) -> str | None:
     """Return why an engine must not serve a model, or None if it agrees with the statements."""
+    proven, unsure = False, None
     for said in statements:
         try:
             with contained(model.id):
@@ -198,9 +203,12 @@ def why_unlike(statements: Iterable[Statement], model: Model) -> str | None:
                 agreement = compare_answers(model, said.answer, given, said.in_noise)
         except AgentError as problem:
             return str(problem)
-        if not agreement.passed:
-            return f"beside {said.label} without optimization: {agreement.why}"
-    return None
+        why = f"beside {said.label} without optimization: {agreement.why}"
+        if agreement.evidence and not agreement.passed:
+            return why
+        proven = proven or agreement.passed
+        unsure = unsure if agreement.evidence else why
+    return None if proven else unsure
 
 
 def is_confirmed(model: Model, kind: Kind, inputs: Sequence[Tensors]) -> bool:

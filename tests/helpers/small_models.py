@@ -124,6 +124,30 @@ def heavy(folder: Path, rounds: int, version: str = "1") -> Path:
     return write_manifest(folder, version, "regression", output={"decoder": "raw"})
 
 
+def picky(folder: Path) -> Path:
+    """Make a model that ONNX Runtime refuses to run on bright pictures, and OpenVINO does not.
+
+    It looks its answer up in a list of two, at an index that a bright picture drives out of it.
+    """
+    folder.mkdir(parents=True)
+    save_onnx(
+        folder / "model.onnx",
+        [
+            node("ReduceMean", ["picture"], ["mean"], axes=[1, 2, 3], keepdims=0),
+            node("Mul", ["mean", "hundredth"], ["share"]),
+            node("Cast", ["share"], ["index"], to=7),
+            node("Gather", ["answers", "index"], ["light"]),
+        ],
+        [("picture", "float32", (1, 3, 16, 16))],
+        [("light", "float32", (1,))],
+        {
+            "hundredth": np.array(0.01, np.float32),
+            "answers": np.array([1.0, 2.0], np.float32),
+        },
+    )
+    return write_manifest(folder, "1", "regression", output={"decoder": "raw"})
+
+
 def plain(value: int, width: int = 64, height: int = 48) -> Picture:
     """Make a picture of one gray."""
     return np.full((height, width, 3), value, np.uint8)

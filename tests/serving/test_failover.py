@@ -36,7 +36,7 @@ from edge_agent.serving.failover import (
     Failover,
 )
 from edge_agent.serving.loader import ModelLoader
-from tests.helpers.small_models import plain, write_clip, write_manifest
+from tests.helpers.small_models import picky, plain, write_clip, write_manifest
 from tests.helpers.support import (
     CHECKOUT,
     AgentProcess,
@@ -100,30 +100,6 @@ def test_what_works_for_long_enough_is_as_good_as_new() -> None:
 
 
 # The wiring, with both engines
-
-
-def picky(folder: Path) -> Path:
-    """Make a model that ONNX Runtime refuses to run on bright pictures, and OpenVINO does not.
-
-    It looks its answer up in a list of two, at an index that a bright picture drives out of it.
-    """
-    folder.mkdir(parents=True)
-    save_onnx(
-        folder / "model.onnx",
-        [
-            node("ReduceMean", ["picture"], ["mean"], axes=[1, 2, 3], keepdims=0),
-            node("Mul", ["mean", "hundredth"], ["share"]),
-            node("Cast", ["share"], ["index"], to=7),
-            node("Gather", ["answers", "index"], ["light"]),
-        ],
-        [("picture", "float32", (1, 3, 16, 16))],
-        [("light", "float32", (1,))],
-        {
-            "hundredth": np.array(0.01, np.float32),
-            "answers": np.array([1.0, 2.0], np.float32),
-        },
-    )
-    return write_manifest(folder, "1", "regression", output={"decoder": "raw"})
 
 
 class Desk:

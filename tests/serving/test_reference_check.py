@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from edge_agent.core.errors import AgentError
 from edge_agent.core.types import Request, Sample
 from edge_agent.inference.agreement import (
     Margin,
@@ -22,13 +23,20 @@ from edge_agent.inference.model import Model, load_model
 from edge_agent.inference.probe import probe_inputs
 from edge_agent.models.manifest import load
 from edge_agent.serving.reference_check import (
+    attach_check,
     is_confirmed,
     open_plain,
     why_unlike_session,
     why_wrong,
 )
 from tests.helpers.push import model_folder
-from tests.helpers.small_models import brightness, detector, wrapping, write_manifest
+from tests.helpers.small_models import (
+    brightness,
+    detector,
+    picky,
+    wrapping,
+    write_manifest,
+)
 from tests.helpers.tiny_networks import constant_outputs, node, save_onnx
 
 Rows = Sequence[tuple[float, ...]]
@@ -168,22 +176,47 @@ def test_an_input_whose_rounding_decides_says_nothing_about_an_engine(tmp_path: 
                 return {"x": x}
         pytest.fail("both sum alike")
 
-    assert why_unlike_session(right, other, [sought() for _ in range(5)]) is None
     usual = {"x": random.standard_normal((1, 3, 4, 4)).astype(np.float32)}
+    assert why_unlike_session(right, other, [usual, *(sought() for _ in range(5))]) is None
     assert why_unlike_session(right, wrong, [usual]) is not None
+    # Where nothing else is there, nothing is proven.
+    why = why_unlike_session(right, other, [sought()])
+    assert why is not None
+    assert why.endswith("by rounding alone")
 
 
-def test_tensors_of_a_client_count_only_where_a_model_has_no_samples(tmp_path: Path) -> None:
-    """They may have been sought out; whoever sends nothing else has nothing else compared."""
+@pytest.mark.parametrize("ready", [True, False])
+def test_what_clients_send_counts_only_where_a_model_has_no_samples(
+    ready: bool, tmp_path: Path
+) -> None:
+    """It may have been sought out; whoever sends nothing else has nothing else compared."""
     model = opened(brightness(tmp_path / "light"))
-    gray = Sample(np.full((48, 64, 3), 9, np.uint8), 0, 0, 0.0)
-    given = {"picture": np.full((1, 3, 16, 16), 1e15, np.float32)}
-    ask = Request(gray, tensors=given, foreign=True)
+    gray, bright = (Sample(np.full((48, 64, 3), v, np.uint8), 0, 0, 0.0) for v in (9, 200))
+    given = {"picture": np.full((1, 3, 16, 16), 1e15, np.float32)} if ready else None
+    ask = Request(bright, tensors=given, foreign=True)
     model.infer_all([ask])
     assert model.last is not None
-    assert model.last["picture"].max() > 1e14
+    assert model.last["picture"].max() > 199
     model.infer_all([Request(gray), ask])
-    assert model.last["picture"].max() < 256
+    assert model.last["picture"].max() < 10
+
+
+@pytest.mark.parametrize("client", [True, False])
+def test_a_client_neither_ends_a_check_nor_gets_what_the_reference_refuses(
+    client: bool, tmp_path: Path
+) -> None:
+    """Three numbers out of a table, and an engine that nobody had compared served all frames."""
+    folder = tmp_path / "picky"
+    picky(folder)
+    model = load_model(load(folder), [EngineChoice("openvino")], "picture")
+    attach_check(model, "picture")
+    assert model.check is not None
+    frames = [Sample(np.full((16, 16, 3), v, np.uint8), 0, 0, 0.0) for v in (20, 250)]
+    model.infer(frames[0])
+    answers = model.infer_all([Request(frames[1], foreign=client)] * 3)
+    assert all(isinstance(each, AgentError) is client for each in answers)
+    assert model.check.settled is not client
+    model.close()
 
 
 @pytest.mark.parametrize("engine", ["openvino", "onnxruntime"])

@@ -66,8 +66,8 @@ Region = tuple[int, int, int, int]
 """x1, y1, x2, y2 in source pixels."""
 
 
-class GivenTensors(dict[str, Array]):
-    """Inputs that came ready from a client, who may have sought out what engines differ in."""
+class ClientInputs(dict[str, Array]):
+    """Inputs from a client, who may have sought out those in which engines differ."""
 
 
 @record(quick=True, eq=False)
