@@ -37,7 +37,7 @@ from .errors import (
     no_version,
     unknown,
 )
-from .joining import joined, submit_parts
+from .joining import OtherWindowError, joined, submit_parts
 from .ticket import Answer, Ticket
 from .workers import Workers
 
@@ -184,7 +184,7 @@ class Answers:
             if asked.kind == "picture" and question.tensors is None and isinstance(model, Model):
                 question = replace(question, early=model.prepare_data(question.data))
             # The bytes are kept only where they may have to be read again.
-            again = partial(self._begin, ticket, parse) if question.window_of else None
+            again = partial(self._put, ticket, parse) if question.cut else None
             self._submit(ticket, question, asked, again)
         except AgentError as problem:
             if isinstance(problem, RefusedError) and self.models.replaced(asked):
@@ -264,13 +264,13 @@ class Answers:
                 return
             outcome = joined(outcomes)
             served = outcome.model.partition("@")[2]
-            if again is not None and outcome.model != question.window_of:
-                # Another version, at a swap or by a split, may want other channels or rates: it
-                # answers what is read for it.
-                self.models.when_open(ticket.model, served, again)
-                return
             if ticket.version not in {None, served}:
                 raise UnknownModelError(no_version(ticket.model, ticket.version, [served]))
+        except OtherWindowError as problem:
+            if ticket.version not in {None, problem.version} or again is None:
+                self._settle(ticket, problem)
+            else:  # it has its turn
+                self.models.when_open(ticket.model, problem.version, again)
         except CancelledError:
             self._settle(ticket, StoppingError(STOPPING, DRAIN_SECONDS))
         except AgentError as problem:

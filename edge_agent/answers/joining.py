@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from concurrent.futures import Future
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ..core.errors import RequestError, SampleError
 from ..core.text_findings import Embeddings
 from ..core.types import Findings, Outcome, RawTensors, Timing
 from ..inference.model import Model
+from ..models.manifest import InputSpec
 from ..runtime.scheduler.requests import RequestQueue
 from .errors import RefusedError
 
@@ -17,16 +19,33 @@ if TYPE_CHECKING:
     from .question import Question  # and NumPy with it
 
 
+class OtherWindowError(RequestError):
+    """The version that computes a question takes other windows than the one it was cut for."""
+
+    def __init__(self, version: str) -> None:
+        super().__init__(f"version {version} takes other windows; ask again")
+        self.version = version
+
+
+def _why_unsuited(cut: InputSpec, model: Model) -> RequestError | None:
+    """Return why a model must not answer for a window; None: it may."""
+    from ..inference.preprocess.windowing import windows_apart
+
+    if cut is model.manifest.input or not windows_apart(cut, model.manifest.input):
+        return None
+    return OtherWindowError(model.manifest.version)
+
+
 def submit_parts(
     queue: RequestQueue[Model], question: Question, full: RefusedError
 ) -> list[Future[Outcome]]:
     """Submit all parts of a question to the lanes."""
     inner: list[Future[Outcome]] = []
+    refuse = None if question.cut is None else partial(_why_unsuited, question.cut)
+    ask = partial(queue.submit, raw=question.raw, early=question.early, refuse=refuse)
     try:
         for data, tensors in question.parts():
-            inner.append(
-                queue.submit(data, tensors=tensors, raw=question.raw, early=question.early)
-            )
+            inner.append(ask(data, tensors=tensors))
     except RequestError:
         for one in inner:
             one.cancel()

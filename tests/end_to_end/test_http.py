@@ -121,7 +121,8 @@ def places(folder: Path) -> None:
 def running(
     broker: Mosquitto, listen: Listeners, agent: Agents, folder: Path, **tables: Any
 ) -> Iterator[tuple[Caller, Listener, AgentProcess]]:
-    """Run an agent that listens, without a pipeline."""
+    """Run an agent that listens, without a pipeline unless *tables* have some."""
+    pipelines = tables.pop("pipelines", [])
     brightness(folder / "models" / "light")
     table(folder / "models" / "rows")
     heavy(folder / "models" / "slow", 20)
@@ -135,7 +136,7 @@ def running(
         **tables,
     }
     process = agent(
-        agent_settings("box", broker.url, [], models_dirs=[str(folder / "models")], **more)
+        agent_settings("box", broker.url, pipelines, models_dirs=[str(folder / "models")], **more)
     )
     heard.wait_state(f"{D}/status", state="online")
     heard.wait_for(lambda _: "http: " in process.words() or None, "a listener")
@@ -538,18 +539,19 @@ def test_a_swap_loses_no_request(
         assert served == {"light@1", "light@2"}
 
 
-def weighing(folder: Path, version: str, channels: list[str]) -> Path:
-    """Make a model that returns a + 100 b, whichever comes first."""
+def weighing(folder: Path, version: str, channels: list[str], window: int = 1) -> Path:
+    """Make a model that returns the mean of a + 100 b in a window, whichever comes first."""
     folder.mkdir(parents=True)
-    weights = np.array([[{"a": 1}.get(name, 100)] for name in channels], np.float32)
+    weights = np.array([{"a": 1}.get(name, 100) for name in channels], np.float32)
     save_onnx(
         folder / "model.onnx",
         [node("Flatten", ["row"], ["flat"]), node("MatMul", ["flat", "weights"], ["sum"])],
-        [("row", "float32", (1, 2))],
+        [("row", "float32", (1, window, 2))],
         [("sum", "float32", (1, 1))],
-        {"weights": weights},
+        {"weights": np.tile(weights, window)[:, None] / np.float32(window)},
     )
-    tables = {"input": {"channels": channels, "window": 1}, "output": {"decoder": "raw"}}
+    cut = {"channels": channels, "window": window, "layout": "tc"}
+    tables = {"input": cut, "output": {"decoder": "raw"}}
     return write_manifest(folder, version, "regression", **tables)
 
 
@@ -561,12 +563,20 @@ def test_readings_are_read_as_the_version_takes_them_that_answers(
     weighing(tmp_path / "models" / "sum", "1", ["a", "b"])
     newer = weighing(tmp_path / "newer" / "sum", "2", ["b", "a"])
     for version, channels in (("1", ["a", "b"]), ("2", ["b", "a"])):
-        weighing(tmp_path / "models" / f"both-{version}", version, channels)
-    infer = {"models": ["sum", "both@1:50,both@2:50"], "per_s": 10_000}
-    with running(broker, listen, agent, tmp_path, infer=infer) as (ask, _heard, process):
-        split = [ask("/predict/both", named).json for _ in range(4)]
+        weighing(tmp_path / "models" / f"both-{version}", version, channels, 1 + int(version))
+    rows = tmp_path / "rows.csv"
+    rows.write_text("a,b\n" + "1,10\n" * 100)
+    # With a pipeline questions take turns; a profile of little memory swaps one for the other.
+    tables: dict[str, Any] = {
+        "infer": {"models": ["sum", "both@1:50,both@2:50"], "per_s": 10_000},
+        "profile": "arm-small",
+        "pipelines": [{"name": "p", "source": f"csv:{rows}?rate=5&loop=1", "model": "sum@1"}],
+    }
+    with running(broker, listen, agent, tmp_path, **tables) as (ask, _heard, process):
+        several = {**named, "readings": [[1, 10]] * 3}
+        split = [ask("/predict/both", several).json for _ in range(4)]
         assert sorted(each["model"] for each in split) == ["both@1"] * 2 + ["both@2"] * 2
-        assert {each["values"]["sum"] for each in split} == {1001}
+        assert {round(each["values"]["sum"]) for each in split} == {1001}
         assert ask("/v2/models/both/versions/2/ready").status == 200
 
         found: list[dict[str, Any]] = []

@@ -13,6 +13,7 @@ from .board import Board
 from .queue import FrameQueue, Job, M
 
 Region = tuple[int, int, int, int]
+_Waiting = tuple[Request, Future[Outcome], Callable[[M], AgentError | None] | None]
 
 
 class RequestQueue(Generic[M]):
@@ -40,7 +41,7 @@ class RequestQueue(Generic[M]):
         self.refused = 0
         """Requests refused because the queue was full; they are in no account."""
         self._board = board
-        self._waiting: dict[int, tuple[Request, Future[Outcome]]] = {}
+        self._waiting: dict[int, _Waiting[M]] = {}
         """Requests waiting for a lane or in one, by number."""
         self._queue: FrameQueue[M] = FrameQueue(
             name, self, room=room, lossless=True, priority=priority
@@ -60,13 +61,14 @@ class RequestQueue(Generic[M]):
         tensors: Tensors | None = None,
         raw: bool = False,
         early: object | None = None,
+        refuse: Callable[[M], AgentError | None] | None = None,
     ) -> Future[Outcome]:
         """Request the model's findings without waiting.
 
         The future is canceled when the queue is closed. *data* is a picture, (height, width, 3)
         uint8 BGR, or a signal, (window, channels) float32; with *tensors*, network inputs by name,
         it is any of these. *region* of a picture: x1, y1, x2, y2 in its pixels. *early*: see
-        `Sample`.
+        `Sample`. *refuse* returns why the model that has computed it must not answer.
 
         Raises:
             RequestError: too many requests wait, or the queue is closed.
@@ -79,7 +81,7 @@ class RequestQueue(Generic[M]):
                 *(data, seq, time.time_ns(), now), picture=picture, early=early, follows=False
             )
             request = Request(sample, threshold, region, State(), None, tensors, raw, foreign=True)
-            self._waiting[seq] = request, future
+            self._waiting[seq] = request, future, refuse
             return sample
 
         if not self._board.offer(self._queue, make):
@@ -93,23 +95,26 @@ class RequestQueue(Generic[M]):
         """Cancel waiting requests, and let those in a lane finish. May be called twice."""
         if not self._queue.removed:
             self._board.remove(self._queue)
-        for _, future in list(self._waiting.values()):
+        for _, future, _ in list(self._waiting.values()):
             future.cancel()
 
     # The route; see `queue.Route`
 
     def request(self, sample: Sample) -> Request:
-        request, future = self._waiting[sample.seq]
+        request, future, _ = self._waiting[sample.seq]
         future.set_running_or_notify_cancel()
         return request
 
     def complete(self, job: Job[M], answer: Outcome | AgentError) -> None:
-        _, future = self._waiting.pop(job.sample.seq)
+        _, future, refuse = self._waiting.pop(job.sample.seq)
         failed = isinstance(answer, AgentError)
         self._board.finish(job, None if failed else lambda: None)
         if future.cancelled():
             return
-        if isinstance(answer, AgentError):
+        problem = None if refuse is None else refuse(job.model)
+        if problem is not None:
+            future.set_exception(problem)
+        elif isinstance(answer, AgentError):
             future.set_exception(answer)
         else:
             future.set_result(answer)
