@@ -444,6 +444,11 @@ def test_a_sender_whose_clock_is_set_at_once_does_not_fill_the_memory() -> None:
         made += windower.push(judged)
     assert len(made) == 25
     assert [one.follows for one in made[:2]] == [False, True]
+    both = np.array([now - 86400, now + 2], np.int64) * 10**9
+    judged = Continuity(None).judge(Rows(numbered(2, 1), (now + 3) * 10**9, 1.0, (), both))
+    assert judged is not None
+    with pytest.raises(ModelError, match="between two rows"):
+        Windower(InputSpec(resample_hz=50.0)).push(judged)
 
 
 def test_a_microphone_is_resampled_as_a_recording_of_it() -> None:

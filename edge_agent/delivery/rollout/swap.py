@@ -85,8 +85,13 @@ class Swap:
     def _discard(self, name: str, models: Models) -> None:
         """Close models that will not serve, and load the live version if it was unloaded."""
         close_all(models)
-        if not self._serves(name):
-            self.exchange(name, self.open(self.catalog.live(name)))
+        empty = [s for s in self.active.servings_of(name) if s.model is None and not s.lazy]
+        for serving in empty:
+            self.active.load(serving)  # a failure is logged, and kept for health
+        for candidate in self.ledger.on_probation(name) if empty else ():
+            if candidate.watch is not None:
+                serves = [each.model for each in self.active.servings_of(name)]
+                candidate.watch.models = [model for model in serves if model is not None]
 
     def open(self, folder: ModelFolder, *, checked: bool = True) -> dict[Kind, Model]:
         """Load a version for every kind of sample from its pipelines; needs no lock.

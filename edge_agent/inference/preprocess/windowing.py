@@ -20,7 +20,7 @@ from ...models.manifest import InputSpec, Manifest
 if TYPE_CHECKING:
     from .resampling import Resampler
 
-MOST_JOINED = 1_000_000
+MOST_JOINED = 100_000
 """Most rows that resampling makes between two readings: the sender's clock may have been set, and
 nobody knows yet how long its usual silence is."""
 
@@ -247,20 +247,17 @@ class Windower:
         # A source that states its rate is steady; its times are those of arrival, which are not.
         if times is not None and reading.rate_hz is None:
             at = np.array(moments(reading, times.tolist()))
-            if self._leaps(float(at[0])):
+            most = MOST_JOINED / self._spec.resample_hz
+            if len(at) > 1 and np.diff(at).max() > most:
+                raise ModelError(f"input.resample_hz: more than {most:.0f} s between two rows")
+            latest = self._latest
+            if latest is not None and latest.at is not None and at[0] - latest.at > most:
                 self.reset()
         self._latest = reading
         made, after = self._resampler.push(rows, at)
         if times is None or not len(times):
             return made, None
         return made, int(times[-1]) + np.rint(after * 1e9).astype(np.int64)
-
-    def _leaps(self, at: float) -> bool:
-        """Whether so much time has passed that a row must not be joined to the latest one."""
-        latest = self._latest
-        if latest is None or latest.at is None:
-            return False
-        return (at - latest.at) * self._spec.resample_hz > MOST_JOINED
 
     def _cut(
         self, rows: Array, times: NDArray[np.int64], window: int
