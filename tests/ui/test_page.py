@@ -352,6 +352,7 @@ def test_a_tunnel_that_stalls_is_no_live_page(
     tunnel.moving.clear()
     listener.publish("edge/far/status", '{"state": "offline"}', retain=True)
     page.clock.fast_forward(20_000)
+    page.clock.fast_forward(10_000)
     alert.filter(has_text="cannot be reached; trying again. What is shown is as of").wait_for()
     tunnel.moving.set()
     row.filter(has_text="offline").wait_for()

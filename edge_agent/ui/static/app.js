@@ -16,8 +16,10 @@ let view = null;
 let pause = 500;
 let alive = 0; // when the server was last heard
 let due = Infinity; // by when it must be, in the time of performance.now()
+let verdict = 0; // the timer that gives it up
 
-const BEAT = 15000; // it says something every 5 s
+const BEAT = 10000; // it says something every 5 s
+const GRACE = 6000; // after a machine has slept, what is due has yet to come
 const FIRST = 60000; // all devices, over a slow link
 
 function send(message) {
@@ -75,26 +77,31 @@ function heard(frame) {
   if (frame.says && frame.watch === view.name) for (const said of frame.says) view.said(...said);
 }
 
+function expect(time) {
+  clearTimeout(verdict);
+  due = performance.now() + time;
+}
+
 function lost() {
   socket.onopen = socket.onmessage = socket.onclose = null;
   socket.close(); // over a link that has stalled this takes a minute
-  due = Infinity;
+  expect(Infinity);
   tell(`The page's server cannot be reached; trying again. What is shown is ${alive ? `as of ${clock(alive)}` : "old"}.`);
   setTimeout(start, pause);
   pause = Math.min(pause * 2, 5000);
 }
 
 function connect() {
-  due = performance.now() + BEAT;
+  expect(BEAT);
   socket = new WebSocket(`${location.protocol === "https:" ? "wss" : "ws"}://${location.host}/live`);
   socket.onopen = () => {
-    due = performance.now() + FIRST;
+    expect(FIRST);
     pause = 500;
     tell(problem, away);
   };
   socket.onmessage = (message) => {
     alive = Date.now() / 1000;
-    due = performance.now() + BEAT;
+    expect(BEAT);
     heard(JSON.parse(message.data));
   };
   socket.onclose = lost;
@@ -130,6 +137,8 @@ addEventListener("hashchange", () => {
 });
 setInterval(() => {
   view?.tick();
-  if (performance.now() > due) lost();
+  if (performance.now() < due) return;
+  due = Infinity;
+  verdict = setTimeout(lost, GRACE);
 }, 5000);
 start();
