@@ -38,16 +38,11 @@ _PNM = (b"P2", b"P3", b"P5", b"P6")
 _DEFAULTS = {"OPENCV_LOG_LEVEL": "SILENT", "OPENCV_IO_MAX_IMAGE_PIXELS": str(MAX_PIXELS)}
 
 
-def set_environment() -> None:
-    """Set what OpenCV's libraries read when they are loaded, unless the user has set it."""
-    for name, value in _DEFAULTS.items():
-        os.environ.setdefault(name, value)
-
-
 @cache
 def load() -> Any:
     """Import OpenCV, silencing its libraries' output unless the user requested it."""
-    set_environment()
+    for name, value in _DEFAULTS.items():
+        os.environ.setdefault(name, value)
     import cv2
 
     if os.environ["OPENCV_LOG_LEVEL"] == "SILENT":

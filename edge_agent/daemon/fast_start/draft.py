@@ -22,7 +22,7 @@ from ...models.store.catalog import Catalog
 from ...serving.planned_model import PlannedModel
 from ...sources.spec import parse_source
 from ..inventory import Inventory
-from .plan import Plan, decodes_video
+from .plan import Plan
 
 
 def draft(config: str, origins: str) -> Plan | None:
@@ -50,10 +50,7 @@ def draft(config: str, origins: str) -> Plan | None:
         return None  # the normal start reports it
     if not models:
         return None
-    return Plan(
-        *(str(settings.state), origins, lanes, lazy, pack(settings), decodes_video(settings)),
-        list(models.values()),
-    )
+    return Plan(str(settings.state), origins, lanes, lazy, pack(settings), list(models.values()))
 
 
 def _arms(settings: Settings, *, lazy: bool) -> Iterator[tuple[Arm, Kind]]:

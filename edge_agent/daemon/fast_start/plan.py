@@ -13,7 +13,7 @@ import logging
 import os
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from xxhash import xxh3_128_hexdigest
 
@@ -23,13 +23,10 @@ from ...core.text import redact
 from ...serving.planned_model import PlannedModel
 from .fingerprint import stamp
 
-if TYPE_CHECKING:
-    from ...config.settings import Settings
-
 log = logging.getLogger(__name__)
 
 FILE = "start.json"
-SCHEMA = 4
+SCHEMA = 3
 _HEAD = 33
 """Length of the first line: the checksum of the rest, 128-bit XXH3 in hexadecimal."""
 _SECRETS = ("url", "username", "password")
@@ -51,8 +48,6 @@ class Plan(NamedTuple):
     """Whether models of second stages are loaded when they are needed."""
     settings: Any
     """Packed `Settings`."""
-    video: bool
-    """Whether PyAV decodes a source."""
     models: list[PlannedModel]
 
 
@@ -85,14 +80,6 @@ def broker_secrets() -> dict[str, str]:
     return found
 
 
-def decodes_video(settings: Settings) -> bool:
-    """Whether PyAV decodes a source of these settings."""
-    from ...sources.spec import parse_source
-
-    sources = (parse_source(each.source, settings.base) for each in settings.pipelines)
-    return any("decoder" in source.options for source in sources)
-
-
 def find(config: str | None, origins: str) -> Plan | None:
     """Read the plan for a start with this settings file; returns None if none is valid."""
     state = _state_folder(config)
@@ -109,7 +96,6 @@ def find(config: str | None, origins: str) -> Plan | None:
             int(read["lanes"]),
             bool(read["lazy"]),
             read["settings"],
-            bool(read["video"]),
             [PlannedModel(*entry) for entry in read["models"]],
         )
     except _NO_PLAN:
@@ -143,7 +129,6 @@ def write(plan: Plan, looked_at: list[Path]) -> None:
             "lanes": plan.lanes,
             "lazy": plan.lazy,
             "settings": plan.settings,
-            "video": plan.video,
             "models": [list(entry) for entry in plan.models],
             "stamps": {str(path): stamp(str(path)) for path in looked_at},
         }

@@ -22,7 +22,7 @@ from ...serving import planned_model
 from ...serving.planned_model import PlannedModel
 from . import plan
 from .fingerprint import digest, stamp
-from .plan import FILE, Plan, decodes_video, forget, write
+from .plan import FILE, Plan, forget, write
 
 log = logging.getLogger(__name__)
 
@@ -142,7 +142,6 @@ class PlanWriter:
                 self._lanes,
                 self._lazy,
                 pack(self._runner.settings),
-                decodes_video(self._runner.settings),
                 # The most urgent model is loaded first.
                 sorted(self._models(), key=lambda each: -urgency.get(each.reference, 0)),
             )

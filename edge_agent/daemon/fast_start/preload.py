@@ -17,7 +17,6 @@ from ...core.timeline import Timeline
 from ...inference.prepared.artifact import WEIGHTS
 from ...inference.prepared.load import ENGINE, load_folder, prefetch
 from ...serving.planned_model import PlannedModel
-from .linking import link_ahead
 from .plan import Plan
 from .readahead import ReadAhead, cached, start_read_ahead
 
@@ -74,10 +73,6 @@ class Preload:
         # In this order: what the loader waits for comes first. In one thread: two that import NumPy
         # at the same time may see it incomplete.
         self._import_numpy()
-        pictures = any(quick.kind == "picture" for quick in plan.models)
-        if self._reading is None:
-            # Otherwise these files are not to be touched before they have been read.
-            _link(plan, pictures=pictures)
         if begun:
             self._need(ENGINE)
             work = partial(
@@ -86,7 +81,7 @@ class Preload:
             threading.Thread(target=work, name="preload", daemon=True).start()
         elif drafting is not None:
             drafting.close()
-        if pictures:
+        if any(quick.kind == "picture" for quick in plan.models):
             if self._reading is not None:
                 self._reading.wait("cv2")
             import_module("edge_agent.sources.opencv").load()
@@ -160,16 +155,6 @@ def _begin_quick(planned: PlannedModel, index: int, drafting: Drafting | None) -
     import_module("edge_agent.inference.engines.engine")
     import_module("edge_agent.models.manifest")
     return begin_quick(check_quick(unpack(planned.choice), unpack(planned.folder).network))
-
-
-def _link(plan: Plan, *, pictures: bool) -> None:
-    """Have the libraries linked that only sources and preprocessing need, and not the engine."""
-    packages = ["av"] if plan.video else []
-    if pictures:
-        import_module("edge_agent.sources.opencv").set_environment()
-        packages.append("cv2")
-    if packages:
-        link_ahead(packages)
 
 
 def _skip_documentation(package: str, *without: str) -> None:
