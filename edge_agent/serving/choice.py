@@ -271,14 +271,17 @@ class DeviceEngines:
             return EngineCandidate("prepared", prepared)
         return None if quick is None else EngineCandidate("quick", quick)
 
-    def streamed(self, folder: ModelFolder) -> EngineChoice | None:
+    def streamed(self, folder: ModelFolder, *, serves: bool = True) -> EngineChoice | None:
         """Return the choice for a model beyond the memory budget, or None if it is within.
+
+        *serves*: whether it will be in memory along with all others that serve.
 
         Raises:
             EngineError: it exceeds the budget, and nothing here can run it, or it does so along
                 with the others that serve.
         """
-        self.budget.check(folder)
+        if serves:
+            self.budget.check(folder)
         if not self._keeps_forms or not self.exceeds_budget(folder):
             return None
         choice, budget = self.prepared_choice(folder), self.profile.memory_budget_mb

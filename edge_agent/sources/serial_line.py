@@ -212,6 +212,8 @@ class SerialLines:
         """Whether a line after numbers may name other channels than those of before."""
         if len(cells) < 2 or tuple(cells) == self._columns:
             return False
+        if self._separator == " " and not {*cells} & {*self._columns}:
+            return False  # it may be a sentence
         return all(cell in self._columns or _NAME.fullmatch(cell) for cell in cells)
 
     def close(self) -> None:

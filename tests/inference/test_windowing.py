@@ -337,7 +337,7 @@ def test_a_value_that_was_null_for_a_while_is_a_channel_again(before: int, nulls
 
     say(before, t=20, h=50)
     say(nulls, h=50)
-    say(3 if before else nulls + 3, h=50, t=20)
+    say(3 if before > nulls else 11, h=50, t=20)
     row = [20, 50] if before else [50, 20]
     assert say(4, h=50, t=20) == [[row, row]] * 2
     assert say(2, h=50, t=20, battery=90) == [[row, row]]
@@ -471,3 +471,26 @@ def test_a_microphone_is_resampled_as_a_recording_of_it() -> None:
     # The filter needs some samples after each.
     steps = np.diff([one.time_ns / 1e9 for one in heard])
     assert np.abs(steps - 1000 / 16000).max() < 0.05
+
+
+def test_a_key_that_a_sensor_gains_is_no_channel_of_a_model_that_has_run_without_it() -> None:
+    """As long after as it had run before, the model got a fourth channel, and nothing more."""
+    windower = Windower(InputSpec(window=4, hop=4))
+    names = ("x", "y", "z")
+    found = []
+    for count in range(400):
+        columns = names if count < 100 else (*names, "battery")
+        found += windower.push(reading(numbered(1, len(columns)), columns=columns))
+    assert {one.data.shape for one in found} == {(4, 3)}
+    assert len(found) == 100
+
+
+def test_what_a_device_said_at_its_start_does_not_come_and_go() -> None:
+    """Three messages of all values, then two values, and the third now and then."""
+    windower, whole = Windower(InputSpec()), ("t", "h", "battery")
+    for count in range(200):
+        columns = whole if count < 3 or count % 40 < 4 else whole[:2]
+        with suppress(ModelError):
+            windower.push(reading(numbered(1, len(columns)), columns=columns))
+    (last,) = windower.push(reading(numbered(1, 3), columns=whole))
+    assert last.data.shape == (2,)

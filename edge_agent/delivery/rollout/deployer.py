@@ -316,7 +316,7 @@ def _try(
     servings = active.servings_of(folder.manifest.name)
     kinds: set[Kind] = {each.kind for each in servings} or {folder.manifest.input.kind}
     for kind in sorted(kinds):
-        streamed = engines.streamed(folder)
+        streamed = engines.streamed(folder, serves=any(not each.lazy for each in servings))
         choices = engines.choices_for(folder) if streamed is None else [streamed]
         serving = next((each for each in servings if each.kind == kind), None)
         early = candidate.early_trial

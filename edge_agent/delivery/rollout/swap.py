@@ -63,6 +63,7 @@ class Swap:
         """
         folder = self.catalog.find_unchanged(name, version)
         if self.must_replace(folder):
+            self.active.loader.engines.budget.check(folder)
             self._unload(name)
         models: dict[Kind, Model] = {}
         try:

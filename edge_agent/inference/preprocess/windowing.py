@@ -302,6 +302,8 @@ class Windower:
         self._count += len(rows)
 
 
+PREVAILS = 10
+"""Consecutive readings before names that were rarer come back; after as many, none are added."""
 ODD = 3
 """Consecutive readings with another number of channels before that becomes the source's number."""
 
@@ -334,6 +336,8 @@ class Channels:
         come in any order."""
         self._whole: tuple[str, ...] = ()
         """The most such names so far, for when a value comes back that was null for a while."""
+        self._lasted = 0
+        """Readings that had just those."""
         self._usual = 0
         """Readings that had just the names of `_order`."""
         self._longer = 0
@@ -414,8 +418,10 @@ class Channels:
         self._usual += names == usual
         self._longer = self._longer + 1 if names > usual else 0
         back = names >= {*self._whole} > usual
-        if self._longer >= ODD and (back or self._longer > self._usual):
-            self._change(self._whole if back else ())
+        if back and self._longer >= (ODD if self._usual <= self._lasted else PREVAILS):
+            self._change(self._whole)
+        elif self._longer >= ODD and PREVAILS > self._usual < self._longer:
+            self._change(())  # the first readings lacked a value
         elif not names >= usual:
             self._odd += 1
             if self._odd < ODD:
@@ -430,7 +436,8 @@ class Channels:
 
     def _change(self, order: tuple[str, ...]) -> None:
         """Begin anew with other names; (): those of this reading."""
-        self._whole = max(self._whole, self._order, key=len)
+        if len(self._order) > len(self._whole):
+            self._whole, self._lasted = self._order, self._usual
         self._order, self._shape = order, None
         self._odd = self._usual = self._longer = 0
         self._restart()

@@ -160,8 +160,18 @@ def _parse(data: Any) -> Pointers:
         ),
         None if highest is None else _version(highest),
         {_version(version): float(time) for version, time in dict(used).items()},
-        answer if isinstance(answer, dict) else None,
+        answer if _is_answer(answer) else None,
     )
+
+
+def _is_answer(note: Any) -> bool:
+    """Whether a note of a command is one that this version writes."""
+    try:
+        known = {note["reply_to"][key] for key in ("topic", "id", "correlation")}
+        version, deletes = note["result"]["version"], note["deletes"]
+    except (TypeError, KeyError):
+        return False
+    return all(isinstance(each, str) for each in (*known, version)) and isinstance(deletes, bool)
 
 
 def _version(value: object) -> str:
