@@ -167,11 +167,12 @@ def _parse(data: Any) -> Pointers:
 def _is_answer(note: Any) -> bool:
     """Whether a note of a command is one that this version writes."""
     try:
-        known = {note["reply_to"][key] for key in ("topic", "id", "correlation")}
-        version, deletes = note["result"]["version"], note["deletes"]
-    except (TypeError, KeyError):
+        asked, version, deletes = note["reply_to"], note["result"]["version"], note["deletes"]
+        bytes.fromhex(asked["correlation"])
+        texts = asked["topic"] or "", asked["id"] or "", version
+    except (TypeError, KeyError, ValueError):
         return False
-    return all(isinstance(each, str) for each in (*known, version)) and isinstance(deletes, bool)
+    return all(isinstance(each, str) for each in texts) and isinstance(deletes, bool)
 
 
 def _version(value: object) -> str:
