@@ -161,6 +161,12 @@ def test_nodes_that_share_sessions_keep_what_is_said_amid_a_move(broker: Mosquit
     running.start()
     wait_until(lambda: client.connected, "a connection")
     with OneShotClient(Broker(url=broker.url), []) as sender:
+
+        def comes() -> bool:
+            sender.wait_published([sender.publish("edge/box/in/set/p/enabled", b"OFF")])
+            return not inbox.empty()
+
+        wait_until(comes, "the session to have its subscriptions")
         for number, (left, taken) in enumerate([(one, two), (two, one), (one, two)]):
             taken.shut()
             left.shut()
