@@ -267,10 +267,12 @@ class Relay:
         self._pairs.clear()
 
     def interject(self, words: bytes) -> None:
-        """Say something to the clients in the broker's stead, and hang up."""
+        """Say something to the clients in the broker's stead, upon which they hang up.
+
+        Hanging up here, while a client sends, would take it back.
+        """
         for client, _ in self._pairs:
             client.sendall(words)
-        self.cut()
 
     def first_words(self, _words: bytes) -> bytes | None:
         """Answer a client's first packet in the broker's stead, and hang up; None: do not."""
