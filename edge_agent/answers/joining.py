@@ -31,9 +31,8 @@ def _why_unsuited(cut: InputSpec, model: Model) -> RequestError | None:
     """Return why a model must not answer for a window; None: it may."""
     from ..inference.preprocess.windowing import windows_apart
 
-    if cut is model.manifest.input or not windows_apart(cut, model.manifest.input):
-        return None
-    return OtherWindowError(model.manifest.version)
+    apart = windows_apart(cut, model.manifest.input)
+    return OtherWindowError(model.manifest.version) if apart else None
 
 
 def submit_parts(
