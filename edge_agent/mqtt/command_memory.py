@@ -48,6 +48,21 @@ class Repeatable:
     digest: str
     """Digest of verb and body."""
 
+    def repeats(self, earlier: Repeatable | None) -> bool:
+        """Whether it is *earlier* again.
+
+        Raises:
+            RequestError: it is another command with the same id.
+        """
+        if earlier is None or self.id != earlier.id:
+            return False
+        if self.digest != earlier.digest:
+            raise RequestError(
+                f"id: {self.id} was given to another command within the last "
+                f"{MAX_AGE_SECONDS:.0f} s; use a new one"
+            )
+        return True
+
 
 @record
 class _Done:
@@ -126,12 +141,7 @@ class CommandMemory:
         """
         self._forget_old()
         known = self._changed.get(asked.id) or self._others.get(asked.id)
-        if known is not None:
-            if known.command.digest != asked.digest:
-                raise RequestError(
-                    f"id: {asked.id} was given to another command within the last "
-                    f"{MAX_AGE_SECONDS:.0f} s; use a new one"
-                )
+        if known is not None and asked.repeats(known.command):
             return known.reply
         if len(self._changed) >= MOST:
             raise _too_many()

@@ -256,6 +256,8 @@ class Requests:
         command, earlier = self._commands[verb], None
         try:
             if repeatable is not None:
+                if any(repeatable.repeats(each.repeatable) for each in self._waiting):
+                    return  # it will be answered later
                 earlier = self._memory.find(repeatable)
             elif command.changes:
                 self._memory.count_unidentified()
@@ -266,8 +268,6 @@ class Requests:
         if earlier is not None:
             self._publish({**earlier, "repeated": True}, message)
             return
-        if repeatable and any(repeatable == each.repeatable for each in self._waiting):
-            return  # it will be answered later
         self._finish(_Waiting(command, request, repeatable))
 
     def _answer_waiting(self, *, ending: bool = False) -> None:

@@ -22,6 +22,7 @@ from edge_agent.mqtt.requests import (
     MAX_ANSWERED_BYTES,
     MAX_COMMAND_BYTES,
     Command,
+    Later,
     Requests,
 )
 from edge_agent.mqtt.subscriptions import Subscriptions
@@ -43,7 +44,12 @@ def greet(request: Greet) -> Mapping[str, Any]:
     return {"words": f"hello {request.name}" * int(request.times or 1)}
 
 
-COMMANDS = [Command("greet", Greet, greet)]
+def greet_later(_: Greet) -> Later:
+    """Begin a greeting that takes until the device ends."""
+    return Later("the agent has ended")
+
+
+COMMANDS = [Command("greet", Greet, greet), Command("greet-later", Greet, greet_later)]
 
 
 class Device:
@@ -111,9 +117,9 @@ def device(tmp_path: Path) -> Device:
     return Device(tmp_path)
 
 
-def ask(**body: Any) -> tuple[str, bytes]:
+def ask(verb: str = "greet", **body: Any) -> tuple[str, bytes]:
     """Make a command."""
-    return "edge/box/in/command/greet", json.dumps(body).encode()
+    return f"edge/box/in/command/{verb}", json.dumps(body).encode()
 
 
 def test_a_command_is_a_record_and_a_function(device: Device) -> None:
@@ -171,7 +177,9 @@ def test_an_unknown_command_is_answered_with_those_there_are(device: Device) -> 
     """Each is listed with its parameters."""
     device.handle(("edge/box/in/command/dance", b'{"id": "a"}'))
     (reply,) = device.replies
-    assert reply["error"] == "unknown command 'dance'; known: greet {name, times?}"
+    assert reply["error"] == (
+        "unknown command 'dance'; known: greet {name, times?}, greet-later {name, times?}"
+    )
 
 
 def test_a_repeated_request_is_answered_by_memory(device: Device) -> None:
@@ -182,6 +190,15 @@ def test_a_repeated_request_is_answered_by_memory(device: Device) -> None:
     fresh, repeated, refused = device.replies
     assert repeated == {**fresh, "repeated": True}
     assert refused["error"].startswith("id: a was given to another command within the last 60 s")
+
+
+def test_another_command_with_the_id_of_one_under_way_is_refused(device: Device) -> None:
+    """A `set` with the id of a `configure` on probation was done, and undid it."""
+    first = ask("greet-later", id="a", time=device.time(), name="one")
+    device.handle(first, ask(id="a", time=device.time(), name="one"), first)
+    refused, ended = device.replies
+    assert refused["error"].startswith("id: a was given to another command within the last 60 s")
+    assert ended["error"] == "the agent has ended"
 
 
 def test_a_command_without_a_time_is_carried_out_each_time(device: Device) -> None:
