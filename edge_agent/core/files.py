@@ -320,13 +320,16 @@ def copy_owner(path: Path, like: Path) -> None:
 
 
 def size_of(folder: Path) -> int:
-    """Return the total size of the files under *folder*, bytes; files that vanish count as 0."""
+    """Return the total size of the files under *folder*, bytes; files that vanish count as 0.
+
+    A link counts as what it leads to: weights of a model may be links, as in Hugging Face's cache.
+    """
     total = 0
     for parent, _, names in os.walk(folder):
         for name in names:
             try:
-                total += os.lstat(Path(parent, name)).st_size
-            except FileNotFoundError:
+                total += Path(parent, name).stat().st_size
+            except OSError:  # gone, or a link that leads nowhere
                 continue
     return total
 

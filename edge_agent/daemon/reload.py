@@ -155,7 +155,7 @@ class SettingsReload:
         active = self.runner.active
         self.answers.models.settings_changed()
         self.http.settings_changed()
-        active.load_all()
+        active.load_all(more_room=True)
         if self.runner.stopping():
             return
         with self.runner.arranging:
@@ -164,7 +164,6 @@ class SettingsReload:
         # wait, along with everything else in the main thread.
         for model in gone:
             active.retire(model)
-        if gone:
-            active.load_all()  # for what the memory budget had no room before
+        active.load_all()  # what the memory budget had no room for before
         self.runner.check_thresholds()
         active.on_change()

@@ -187,6 +187,7 @@ class Statistics:
             return
         self.failure = (str(problem), request)
         self.failing += 1
+        self.used_at = time.monotonic()
 
 
 def _coarse(folder: ModelFolder, outputs: Tensors) -> bool:

@@ -32,6 +32,7 @@ class RuleEngine:
     """Tracks, zones, lines and rules of one pipeline. Any thread may call it."""
 
     tracking_score: float | None = LOWEST_SCORE
+    unsettled = False
 
     def __init__(
         self,
@@ -112,6 +113,7 @@ class RuleEngine:
                     found, weak, seconds, (width, height), sample.since, staged
                 )
                 outcome = replace(outcome, findings=found)
+                self.unsettled = self._objects.tracker.unsettled
                 self._results += 1
                 self._look_at_objects(view)
                 counts = self._objects.occupancy.count()
@@ -229,6 +231,7 @@ class RuleEngine:
             self._crossings.end(self._objects.tracker.alive)
             self._log.flush()
             self._objects.reset()
+            self.unsettled = False
             self._log.seq = -1
             self._latest.clear()
             self._results = 0

@@ -78,6 +78,12 @@ class Tracker:
         """Number of slots."""
         return len(self.number)
 
+    @property
+    def unsettled(self) -> bool:
+        """Whether an object was not in the latest result, or only in that one."""
+        alive = self.alive
+        return bool((self._missed[alive] > 0).any() or (self.number[alive] == 0).any())
+
     def reset(self) -> None:
         """End all tracks after a gap. Numbers continue."""
         self._release(np.concatenate([self.alive, self.ended]))

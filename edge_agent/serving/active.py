@@ -25,8 +25,9 @@ from ..device.allocator import trim_memory
 from ..inference.engines.registry import engine_words
 from ..inference.model import Model
 from ..inference.preprocess.placement import Region
+from ..inference.statistics import Statistics
 from ..models.manifest import ModelFolder
-from .budget import Held
+from .budget import Held, NoRoomError
 
 if TYPE_CHECKING:
     # Not needed before the first result.
@@ -97,6 +98,10 @@ class Serving:
     """Whether it is loaded when first needed and unloaded when idle."""
     crops: int = 1
     """Most crops per frame as a second stage; 1: it is not one."""
+    crowded: bool = False
+    """Whether the memory budget had no room for the model beside the others."""
+    unloaded: tuple[str, Statistics] | None = None
+    """Version and counts of a model that was unloaded; if it is loaded again, they go on."""
 
     @property
     def reference(self) -> str:
@@ -131,6 +136,7 @@ class ActiveModels:
         self._all: dict[tuple[str, Kind], Serving] = {}
         self._exchanges: Counter[str] = Counter()
         """How often another version of each model has gone live."""
+        self._room_made = False
         self.on_change = Callbacks()
         """Called when the serving models change."""
 
@@ -212,18 +218,41 @@ class ActiveModels:
             if serving.model is None:
                 serving.model = model
 
-    def load_all(self) -> None:
-        """Load all missing models, until the agent is about to end."""
+    def load_all(self, *, more_room: bool = False) -> None:
+        """Load all missing models, until the agent is about to end.
+
+        *more_room*: the caller will make room and call again, so what has none now is left out.
+        """
         wanted = [each for each in self.all() if each.model is None and not each.lazy]
         # Once: otherwise each of two hundred models would read all manifests.
         catalog = self._catalog.now() if wanted else self._catalog
         for serving in wanted:
             if self._stopping():
                 return
-            self.load(serving, catalog)
+            self.load(serving, catalog, more_room=more_room)
 
-    def load(self, serving: Serving, catalog: Catalog | None = None) -> None:
-        """Load one serving's model if it is missing; log a failure and store it there."""
+    def use_room(self) -> None:
+        """Load what the memory budget had no room for, lazy models once they are needed.
+
+        Does nothing unless a model has been unloaded since.
+        """
+        if not self._room_made:
+            return
+        self._room_made = False
+        for serving in self.all():
+            if serving.crowded and serving.model is None and not self._stopping():
+                if serving.lazy:
+                    serving.problem, serving.broken, serving.crowded = None, False, False
+                else:
+                    self.load(serving)
+
+    def load(
+        self, serving: Serving, catalog: Catalog | None = None, *, more_room: bool = False
+    ) -> None:
+        """Load one serving's model if it is missing; log a failure and store it there.
+
+        *more_room*: as for `load_all`.
+        """
         catalog = catalog or self._catalog
         with self._loading:
             if serving.model is not None or self._stopping():
@@ -234,6 +263,9 @@ class ActiveModels:
                     folder = catalog.find(serving.arm.name, serving.arm.version)
                     model, passed, stands_in = self._open(folder, serving, catalog)
             except AgentError as problem:
+                serving.crowded = isinstance(problem, NoRoomError)
+                if serving.crowded and more_room:
+                    return
                 # A model barred for its crashes is no reason to end: another may be pushed.
                 serving.broken = not isinstance(problem, BarredError) and (
                     folder is not None or not self._absent(serving)
@@ -244,6 +276,7 @@ class ActiveModels:
                     log.error("model %s: %s", serving.reference, why)  # noqa: TRY400 - one line, no traceback
                 serving.problem = why
             else:
+                shared = self.serves(model)
                 with self._lanes.boundary():
                     # A rollback or a push may have installed another version meanwhile.
                     overtaken = serving.model is not None or (
@@ -255,7 +288,11 @@ class ActiveModels:
                     if not self.serves(model):
                         model.close()
                     return
+                before, serving.unloaded = serving.unloaded, None
+                if before is not None and before[0] == model.id and not shared:
+                    model.stats.go_on_from(before[1])
                 serving.passed, serving.problem, serving.broken = passed, None, False
+                serving.crowded = False
                 serving.stands_in = stands_in
                 if stands_in is not None:
                     log.warning("model %s", stands_in)
@@ -387,6 +424,8 @@ class ActiveModels:
             servings = [s for s in self._all.values() if s.model and chosen(s, s.model)]
             old = [serving.model for serving in servings]
             for serving in servings:
+                if serving.model is not None:
+                    serving.unloaded = serving.model.id, serving.model.stats
                 serving.model = None
             return self._unused(old)
 
@@ -396,6 +435,7 @@ class ActiveModels:
             log.error("model %s is stuck in an inference; leaving it in memory", model.id)
             return
         model.close()
+        self._room_made = True
         gc.collect()
         # Otherwise the C library keeps the freed memory of a model of a hundred megabytes.
         trim_memory()

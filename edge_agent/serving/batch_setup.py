@@ -95,7 +95,7 @@ class BatchSetup:
         """Replace a model running from its prepared form by the whole model."""
         if not prepared.accepts_batches:
             raise EngineError(f"{model.id}: the network takes one sample at a time")
-        if self._loader.engines.exceeds_budget(model.folder):
+        if self._loader.engines.budget.exceeds(model.folder):
             raise EngineError(f"{model.id}: is larger than the memory budget")
         choices = self._loader.engines.choices_for(model.folder)
         own = [choice for choice in choices if choice.engine == model.choice.engine]

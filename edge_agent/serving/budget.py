@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 _MIB = 2**20
 
 
+class NoRoomError(EngineError):
+    """A model would fit by itself, but not beside the others that serve."""
+
+
 @record
 class Held:
     """A model in memory."""
@@ -57,7 +61,8 @@ class MemoryBudget:
         """Check that a model can serve along with all others; one that `exceeds` is not counted.
 
         Raises:
-            EngineError: they are larger together; it has the figures.
+            NoRoomError: they are larger together; it has the figures.
+            EngineError: a language model and its cache are larger alone.
         """
         limit = self.limit_mb
         if not limit:
@@ -75,7 +80,7 @@ class MemoryBudget:
         total = own + sum(others.values())
         if total > limit:
             listed = ", ".join(f"{other} ({mb} MB)" for other, mb in others.items())
-            raise EngineError(
+            raise NoRoomError(
                 f"{name}: its {own} MB and {listed} are {total} MB together, more than "
                 f"memory_budget_mb = {limit} for all that serves; use fewer or smaller models, "
                 "or raise it in the profile"

@@ -282,7 +282,7 @@ class DeviceEngines:
         """
         if serves:
             self.budget.check(folder)
-        if not self._keeps_forms or not self.exceeds_budget(folder):
+        if not self._keeps_forms or not self.budget.exceeds(folder):
             return None
         choice, budget = self.prepared_choice(folder), self.profile.memory_budget_mb
         if choice is None or prepared_kind(choice) != "graph":
@@ -347,7 +347,7 @@ class DeviceEngines:
         return (
             self.profile.tune
             and self.tuning is not None
-            and not self.exceeds_budget(folder)
+            and not self.budget.exceeds(folder)
             and self.best_way(folder) is None
         )
 
@@ -358,13 +358,9 @@ class DeviceEngines:
         best = self.best_way(folder)
         return 1 if best is None else best.batch
 
-    def exceeds_budget(self, folder: ModelFolder) -> bool:
-        """Whether a model's weights alone exceed the memory budget."""
-        return self.budget.exceeds(folder)
-
     def may_stand_beside(self, folder: ModelFolder) -> bool:
         """Whether profile and budget allow a model to be in memory twice."""
-        return self.profile.swap != "replace" and not self.exceeds_budget(folder)
+        return self.profile.swap != "replace" and not self.budget.exceeds(folder)
 
     def unverified(self, folder: ModelFolder, choice: EngineChoice) -> bool:
         """Whether an engine must still be compared on a model, with a second one in memory.
@@ -381,7 +377,7 @@ class DeviceEngines:
         Then a session without optimization serves first, and the engine follows. Not for a model
         that exceeds the budget: no session could load it.
         """
-        alone = self.profile.swap == "replace" and not self.exceeds_budget(folder)
+        alone = self.profile.swap == "replace" and not self.budget.exceeds(folder)
         return alone and not is_held_to_golden(folder) and self._is_unverified(folder, choice)
 
     def wants_check(self, folder: ModelFolder, choice: EngineChoice) -> bool:

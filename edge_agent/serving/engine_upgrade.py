@@ -120,7 +120,7 @@ class EngineUpgrade:
         """List the engines to try in place of the serving one, in order."""
         choices = self._loader.engines.left_for(model.folder)
         # No other engine could load a whole model that exceeds the budget.
-        if self._loader.engines.exceeds_budget(model.folder):
+        if self._loader.engines.budget.exceeds(model.folder):
             return []
         if model.loaded_quickly:
             return choices

@@ -243,7 +243,7 @@ class Failover:
         self, serving: Serving, model: Model, choice: EngineChoice, failure: Failure | None
     ) -> Model | None:
         """Load a model on an engine if it succeeds where another failed, or return None."""
-        if self._loader.engines.exceeds_budget(model.folder):
+        if self._loader.engines.budget.exceeds(model.folder):
             return None  # there is not enough memory for all of it
         try:
             better = load_model(model.folder, [choice], serving.kind, checked=True)

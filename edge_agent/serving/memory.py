@@ -1,5 +1,7 @@
 """Unloads models that have been idle for long, and returns freed memory to the system.
 
+What the memory budget had no room for is loaded once another model has been unloaded.
+
 Only models of second stages are unloaded, after the profile's `unload_idle_s`. Those of first
 stages always serve; without them there is no result. While memory is short, idle models are
 unloaded early. When something large was removed, its memory is returned to the system: otherwise
@@ -74,6 +76,7 @@ class MemoryRelease:
         now = self._clock()
         if self._idle_s:
             self._unload_idle(self._idle_s)
+        self._active.use_room()
         self._trim_after_gone(now)
         if now - self._checked < EVERY:
             return STEP_SECONDS

@@ -15,7 +15,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.helpers.small_models import brightness, decode_picture, detector, plain, write_clip
+from tests.helpers.small_models import (
+    brightness,
+    decode_picture,
+    detector,
+    lamp_finder,
+    plain,
+    write_clip,
+)
 from tests.helpers.support import (
     PATIENCE,
     AgentProcess,
@@ -711,6 +718,34 @@ def test_who_stands_in_a_still_picture_dwells(
     # Not one of them comes with a result: what is told of is a frame that was left out.
     inferred = {result["seq"] for result in heard.on(f"{D}/result/door")}
     assert not inferred & {event["seq"] for event in events}
+
+
+def test_what_has_gone_from_a_still_picture_has_left(
+    broker: Mosquitto, listen: Listeners, agent: Agents, tmp_path: Path
+) -> None:
+    """With `motion` its track was held as long as nothing else moved: no `leave`, still counted."""
+    lamp_finder(tmp_path / "models" / "finder")
+    clip = write_clip(tmp_path / "clip.avi", [plain(220)] * 100 + [plain(10)] * 400)
+    pipeline = {
+        "name": "door",
+        "source": f"file:{clip}?loop=1",
+        "model": "finder",
+        "motion": True,
+        "zones": [{"name": "yard", "polygon": YARD}],
+        "rules": [{"name": "left", "when": "leave", "zone": "yard"}],
+    }
+    heard = listen(broker.port)
+    agent(agent_settings("box", broker.url, [pipeline], models_dirs=[str(tmp_path / "models")]))
+    (left,) = wait_events(heard, lambda events: len(events) == 1)
+    assert left["rule"] == "left"
+    heard.wait_state(f"{D}/count/door", zones={"yard": {}})
+    # Now that it is known, the still scene is left alone again.
+    heard.wait_for(
+        lambda _: heard.on(f"{D}/health")[-1]["pipelines"]["door"]["captured"] > left["seq"] + 100,
+        "health",
+    )
+    later = [r for r in heard.on(f"{D}/result/door") if r["seq"] > left["seq"] + 20]
+    assert len(later) < 10
 
 
 def test_who_stands_in_a_still_picture_is_found_again_after_a_loss(

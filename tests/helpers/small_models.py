@@ -89,6 +89,27 @@ def detector(
     return write_manifest(folder, version, "detection", output=output)
 
 
+def lamp_finder(folder: Path) -> Path:
+    """Make a detector that finds a lamp in the upper left, surer the brighter the picture is."""
+    folder.mkdir(parents=True)
+    save_onnx(
+        folder / "model.onnx",
+        [
+            node("ReduceMean", ["picture"], ["mean"], axes=[1, 2, 3], keepdims=1),
+            node("Mul", ["mean", "share"], ["score"]),
+            node("Add", ["score", "box"], ["detection_out"]),
+        ],
+        [("picture", "float32", (1, 3, 16, 16))],
+        [("detection_out", "float32", (1, 1, 1, 7))],
+        {
+            "share": np.array([[[[0, 0, 1 / 255, 0, 0, 0, 0]]]], np.float32),
+            "box": np.array([[[[0, 0, 0, 0.1, 0.1, 0.4, 0.5]]]], np.float32),
+        },
+    )
+    output = {"decoder": "ssd", "threshold": 0.5, "labels": ["lamp"]}
+    return write_manifest(folder, "1", "detection", output=output)
+
+
 def loudness(folder: Path, window: int, version: str = "1", **more: Any) -> Path:
     """Make a model that gives the mean of a window of one channel; above 100 it is anomalous.
 

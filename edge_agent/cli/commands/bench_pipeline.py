@@ -143,7 +143,7 @@ def _tune(models: list[Path], options: Options) -> int:
     measured: list[tuple[ModelFolder, list[Way]]] = []
     for model in models:
         folder = load(model)
-        if engines.exceeds_budget(folder):
+        if engines.budget.exceeds(folder):
             raise UsageError(
                 f"{model}: is larger than memory_budget_mb, and is run in one way only"
             )

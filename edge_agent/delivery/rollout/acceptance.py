@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from ...config.settings import Trial
 from ...inference.model import Model
@@ -32,7 +33,8 @@ def bounds_of(folder: ModelFolder, device: Trial) -> Trial:
 class Watch:
     """The criteria for a version on probation."""
 
-    models: list[Model]
+    serving: Callable[[], list[Model]]
+    """Lists its models in memory: they may be loaded anew meanwhile, and go on with the counts."""
     until: float
     """When it ends, monotonic time."""
     bounds: Trial
@@ -41,8 +43,16 @@ class Watch:
     inferred_before: int = 0
     """Frames it had inferred when the watch began."""
 
+    _latest: list[Model] = field(default_factory=list)
+
     def __post_init__(self) -> None:
         self.inferred_before = sum(model.stats.inferred for model in self.models)
+
+    @property
+    def models(self) -> list[Model]:
+        """Its models, also if they are unloaded now because they are idle."""
+        self._latest = self.serving() or self._latest
+        return self._latest
 
     @property
     def stuck(self) -> bool:

@@ -253,7 +253,7 @@ class Deployer:
         before = self._swap.store.pointers(candidate.name).previous
         loaded = list(models.values())
         if bounds.probation_s > 0:
-            self._swap.begin_probation(candidate, loaded, bounds)
+            self._swap.begin_probation(candidate, bounds)
         else:
             self._ledger.remove(candidate)
         # Pipelines that name exactly this version may have waited for it.

@@ -144,9 +144,8 @@ class Recovery:
                 continue
             fault("probation.resumed")
             servings = self._swap.active.servings_of(name)
-            models = [serving.model for serving in servings if serving.model is not None]
             broken = next((s.stands_in for s in servings if s.stands_in is not None), None)
-            self._swap.begin_probation(candidate, models, bounds, broken=broken)
+            self._swap.begin_probation(candidate, bounds, broken=broken)
             candidate.figures = self._swap.ledger.figures(name, candidate.version)
             self._swap.ledger.changed()
 

@@ -11,11 +11,12 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from ...config.settings import Trial
 from ...core.errors import AgentError, ModelError
-from ...core.files import fault
+from ...core.files import fault, size_of
 from ...core.types import Kind
 from ...device.headroom import has_room
 from ...inference.golden import check_golden
@@ -89,10 +90,6 @@ class Swap:
         empty = [s for s in self.active.servings_of(name) if s.model is None and not s.lazy]
         for serving in empty:
             self.active.load(serving)  # a failure is logged, and kept for health
-        for candidate in self.ledger.on_probation(name) if empty else ():
-            if candidate.watch is not None:
-                serves = [each.model for each in self.active.servings_of(name)]
-                candidate.watch.models = [model for model in serves if model is not None]
 
     def open(self, folder: ModelFolder, *, checked: bool = True) -> dict[Kind, Model]:
         """Load a version for every kind of sample from its pipelines; needs no lock.
@@ -119,9 +116,8 @@ class Swap:
         """Whether memory has no room for the old and the new version at once; needs no lock."""
         if not self._serves(folder.manifest.name):
             return False
-        size = sum(path.stat().st_size for path in folder.path.rglob("*") if path.is_file())
         fits = self.active.loader.engines.budget.fits_beside(folder)
-        return not (self.overlap and fits and has_room(size))
+        return not (self.overlap and fits and has_room(size_of(folder.path)))
 
     def go_live(self, candidate: Candidate, models: Models, bounds: Trial) -> Exchange:
         """Replace the incumbent with a loaded candidate; the caller retires the incumbent."""
@@ -205,16 +201,24 @@ class Swap:
     def begin_probation(
         self,
         candidate: Candidate,
-        models: list[Model],
         bounds: Trial,
         *,
         broken: str | None = None,
     ) -> None:
         """Watch a version that serves from now on, unless it is *broken*."""
         until = time.monotonic() + bounds.probation_s
-        candidate.watch = Watch(models, until, bounds, broken)
+        candidate.watch = Watch(partial(self._models_of, candidate), until, bounds, broken)
         candidate.interrupted = None
         self.ledger.advance(candidate, "probation")
+
+    def _models_of(self, candidate: Candidate) -> list[Model]:
+        """List the models in memory that serve with a version."""
+        models = [serving.model for serving in self.active.servings_of(candidate.name)]
+        return [
+            model
+            for model in models
+            if model and same_version(model.manifest.version, candidate.version)
+        ]
 
     def check_probations(self) -> None:
         """Check every version on probation: pass those whose time is over, roll back failing ones.

@@ -305,6 +305,8 @@ class Pictures:
     ) -> None:
         self.on_still: Callable[[Sample], object] = lambda _sample: None
         """Called with each picture that is skipped because nothing has moved in it."""
+        self.unsettled: Callable[[], bool] = lambda: False
+        """Whether the latest results leave open what is in the scene, so that it is looked at."""
         self.masks = masks_of(settings)
         """Replaced as a whole while frames continue."""
         self._capture = capture
@@ -407,7 +409,7 @@ class Pictures:
         moved = self._moved(picture)
         # A candidate has to see frames, at night as well.
         wanted = self._looked_at < self._pass_until or any(each.shadow for each in servings)
-        return moved or wanted
+        return moved or wanted or self.unsettled()
 
     @property
     def _looked_at(self) -> int:

@@ -103,6 +103,7 @@ class Pipeline:
             errors=self.errors,
         )
         self._capture.pictures.on_still = self._stay
+        self._capture.pictures.unsettled = self._unsettled
 
     # Lifecycle
 
@@ -153,6 +154,10 @@ class Pipeline:
         # Otherwise a result of an earlier scene is still in progress.
         if stage is not None and self.queue.at_rest:
             stage.advance_time(sample)
+
+    def _unsettled(self) -> bool:
+        stage = self._route.path.stage
+        return stage is not None and stage.unsettled
 
     def _shapes(self) -> Sequence[Shape]:
         stage = self._route.path.stage
