@@ -215,6 +215,8 @@ class TrackedObjects:
         """The latest labels found by second stages, by slot."""
         self._texts: dict[int, str] = {}
         """The latest text read in each, by slot."""
+        self.unsettled = False
+        """Whether an object was not in the latest result, or only in that one."""
 
     def update(
         self,
@@ -236,6 +238,7 @@ class TrackedObjects:
             x, y = size[0] / tracker.size[0], size[1] / tracker.size[1]
             self._boxes *= np.array([x, y, x, y], np.float32)
         slot_of = tracker.update(found, weak, seconds, size)
+        self.unsettled = tracker.unsettled
         if tracker.room > len(self.scores):
             self.scores, self._boxes = grown(tracker.room, self.scores, self._boxes)
             occupancy.grow(tracker.room)
@@ -320,4 +323,5 @@ class TrackedObjects:
         self.tracker.reset()
         self._staged.clear()
         self._texts.clear()
+        self.unsettled = False
         self.occupancy.changed = True

@@ -32,7 +32,6 @@ class RuleEngine:
     """Tracks, zones, lines and rules of one pipeline. Any thread may call it."""
 
     tracking_score: float | None = LOWEST_SCORE
-    unsettled = False
 
     def __init__(
         self,
@@ -113,7 +112,6 @@ class RuleEngine:
                     found, weak, seconds, (width, height), sample.since, staged
                 )
                 outcome = replace(outcome, findings=found)
-                self.unsettled = self._objects.tracker.unsettled
                 self._results += 1
                 self._look_at_objects(view)
                 counts = self._objects.occupancy.count()
@@ -185,6 +183,11 @@ class RuleEngine:
     # Called by others
 
     @property
+    def unsettled(self) -> bool:
+        """Whether further results will tell, though nothing moves, if what it tracks is there."""
+        return self._objects.unsettled
+
+    @property
     def next_track(self) -> int:
         """The number of the next track."""
         return self._objects.tracker.next
@@ -231,7 +234,6 @@ class RuleEngine:
             self._crossings.end(self._objects.tracker.alive)
             self._log.flush()
             self._objects.reset()
-            self.unsettled = False
             self._log.seq = -1
             self._latest.clear()
             self._results = 0

@@ -191,8 +191,10 @@ class ResultStage(Protocol):
 
     tracking_score: float | None
     """It also needs detections with this score; None: none below the settings' threshold."""
-    unsettled: bool
-    """Whether further results will tell, though nothing moves, if what it tracks is there."""
+
+    @property
+    def unsettled(self) -> bool:
+        """Whether further results will tell, though nothing moves, if what it tracks is there."""
 
     def process(self, sample: Sample, outcome: Outcome, weak: Detections | None) -> Outcome:
         """Return a result with this stage's additions; *sample* is read-only.
