@@ -26,7 +26,6 @@ from ..delivery.receive.admission import DeviceIdentity
 from ..delivery.receive.rollouts import Rollouts
 from ..delivery.receive.router import Router
 from ..delivery.receive.transfer import Drawing
-from ..delivery.rollout.commands import Rollback
 from ..delivery.rollout.deployer import Deployer
 from ..delivery.rollout.ledger import Ledger
 from ..health.prometheus import MetricsPort
@@ -144,12 +143,13 @@ def _versions(
         runner.settings.state / "rollouts.json",
         transfers,
         say=lambda word: client.retained.publish(topics.rollout, word, timestamp=True),
-        stop=ledger.cancel_transfer,
-        rollback=lambda name: deployer.commands.rollback(Rollback(name)),
+        stop=deployer.commands.stop,
+        rollback=deployer.commands.undo,
         health=lambda: (latest() or {}).get("state"),
     )
     push_status.on_state = rollouts.heard
     deployer.allowed = rollouts.allows
+    active.on_change.add(rollouts.look)
     runner.subscriptions.register(topics.rollouts, rollouts.take)
     client.ask([f"{topics.rollouts}/#"])
     return ledger, deployer, transfers, rollouts

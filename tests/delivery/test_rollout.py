@@ -180,6 +180,20 @@ def test_what_was_rolled_back_by_hand_is_not_said_to_be_live(fleet: Fleet) -> No
     box.results_go_on("1")
 
 
+def test_what_an_operator_installs_again_is_not_taken_back(fleet: Fleet) -> None:
+    """Whoever rolled back by hand, and pushed it again, lost that to `abort --back`."""
+    box = fleet.box("edge-01")
+    package = fleet.package("2", best=2)
+    assert fleet.roll("start", str(fleet.plan(package, {"group": "lab"}))).returncode == 0
+    at = ("--device", "edge-01", "--broker", fleet.broker.url)
+    assert run_cli("rollback", "level", *at).returncode == 0
+    fleet.listener.wait_state(box.topic("rollout"), state="rolled-back")
+    assert run_cli("push", str(package), *at, "--until", "live").returncode == 0
+    assert fleet.roll("abort", "--back").returncode == 0
+    box.health()
+    box.results_go_on("2")
+
+
 def test_a_wave_that_fails_takes_all_back_and_nobody_installs_it_later(fleet: Fleet) -> None:
     """Who had it goes back; who was away finds it aborted, and follows no older state of it."""
     one = fleet.box("edge-01")
@@ -195,6 +209,8 @@ def test_a_wave_that_fails_takes_all_back_and_nobody_installs_it_later(fleet: Fl
     one.results_go_on("1")
     word = fleet.listener.wait_state(one.topic("rollout"), state="rolled-back")
     assert "rejected it" in word["why"]
+    went = one.wait_settled(outcome="rolled-back", version="2")["last"]["why"]
+    assert re.match(r"roll-out level-\w+ was aborted: 1 of 1 device rejected it", went), went
     three.agent.restart()
     fleet.listener.wait_state(three.topic("rollout"), state="aborted")
     running = next(sealed for sealed in fleet.sealed() if read(sealed, None).wave == 1)

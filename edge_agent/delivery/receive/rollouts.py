@@ -36,6 +36,8 @@ GATHER_SECONDS = 1.0
 """How long to wait for retained plans before the oldest of several settings is applied."""
 MOST_TRIES = 2
 """How often settings are tried if the agent ends during their probation."""
+TRIED = frozenset({"preparing", "trial", "shadow", "probation"})
+"""States of a version that this roll-out installs."""
 MOST_KNOWN = 256
 """Most roll-outs remembered; more are not followed until others have expired."""
 MOST_OTHERS = 32
@@ -101,14 +103,16 @@ class Rollouts:
         transfers: Router,
         *,
         say: Callable[[Mapping[str, Any]], object],
-        stop: Callable[[str, str], object],
-        rollback: Callable[[str], object],
+        stop: Callable[[str, str], bool],
+        rollback: Callable[[str, str, str], bool],
         health: Callable[[], str | None],
     ) -> None:
         """Read the state of earlier roll-outs.
 
-        *say* publishes this device's report, *stop* ends the trial of a transfer's model for a
-        reason, *rollback* raises AgentError, *health* returns ok or degraded.
+        *say* publishes this device's report; *stop* ends the trial of a transfer's model for a
+        reason, and returns whether it serves already; *rollback* goes back from a model's version
+        for a reason, raises AgentError, and returns False if another one serves; *health* returns
+        ok or degraded.
         """
         self._file = StateFile(file, "roll-outs that were seen")
         self._transfers = transfers
@@ -228,9 +232,9 @@ class Rollouts:
         self._due.pop(name, None)
         if plan.state == "aborted":
             self._abort(name, plan, known)
-        elif known.state == "live" and plan.settings is None:
+        if known.state == "live" and plan.settings is None:
             self._due[name] = time.monotonic() + SOON_SECONDS  # it may have been rolled back
-        elif known.ended or plan.wave < known.wave:
+        elif known.aborted or known.ended or plan.wave < known.wave:
             return
         elif plan.state == "paused":
             self._transfers.suspend(plan.transfer)
@@ -240,29 +244,30 @@ class Rollouts:
             self._due[name] = begin if plan.settings is None else begin + GATHER_SECONDS
 
     def _abort(self, name: str, plan: Plan, known: Followed) -> None:
-        """Stop installing; go back if the plan says so."""
+        """Stop installing; go back from what this roll-out has installed if the plan says so."""
+        begun = not known.ended and known.state != "waiting" and plan.settings is None
+        if begun and self._stop(plan.transfer, "the roll-out was aborted"):
+            known.installed = True
+            self._set(name, known, "probation")  # it may not be known yet after a kill
         if known.installed and known.state in {"probation", "live"}:
             if plan.back:
                 self._go_back(name, plan, known)
         elif not known.ended and name not in self._changing:  # a probation ends by itself
             self._set(name, known, "aborted", plan.why)
-            if plan.settings is not None:
-                return
-            self._transfers.abort(plan.transfer)
-            self._stop(plan.transfer, "the roll-out was aborted")
-            # It may be going live right now.
-            self._due[name] = time.monotonic() + SOON_SECONDS
+            if begun:
+                self._transfers.abort(plan.transfer)
 
     def _go_back(self, name: str, plan: Plan, known: Followed) -> None:
-        if self._live(plan.name) != plan.version:
-            return
-        self._due.pop(name, None)
+        words = f": {plan.why}" if plan.why else ""
         try:
-            self._rollback(plan.name)
+            back = self._rollback(plan.name, plan.version, f"roll-out {name} was aborted{words}")
         except AgentError as problem:
             self._set(name, known, "live", f"did not go back: {problem}")
-        else:
+            return
+        if back:
             self._set(name, known, "rolled-back", plan.why or "the roll-out was aborted")
+        else:
+            self._look_after(name, plan, known)
 
     def tick(self, now: float) -> None:
         """Do the work that is due at *now*, monotonic time."""
@@ -302,12 +307,19 @@ class Rollouts:
             if not known.ended and name not in self._plans and known.expires < time.time():
                 self._stop(known.transfer, "its roll-out has expired")
 
+    def look(self) -> None:
+        """Check what was live at the next tick: something else may serve; called by any thread.
+
+        Whoever installs it again after that is not this roll-out.
+        """
+        for name, known in list(self._known.items()):
+            if known.state == "live" and known.model and name in self._plans:
+                self._due[name] = 0.0
+
     def _look_after(self, name: str, plan: Plan, known: Followed) -> None:
         """Check on a version that was live."""
         live = self._live(plan.name)
-        if known.state == "aborted" and live == plan.version and known.before not in {None, live}:
-            self._go_back(name, plan, known)
-        elif known.state == "live" and live and version_key(live) < version_key(plan.version):
+        if known.state == "live" and live and version_key(live) < version_key(plan.version):
             self._set(name, known, "rolled-back", f"{live} serves again")
 
     def _obstacle(self, plan: Plan) -> tuple[str, str] | None:
@@ -385,18 +397,22 @@ class Rollouts:
                 self._set(name, known, "rolled-back" if back else "rejected", str(problem))
 
     def heard(self, transfer: str, says: Mapping[str, Any]) -> None:
-        """Record the progress of a transfer; called by any thread."""
+        """Record the progress of a transfer; called by any thread.
+
+        Until this device has begun with a roll-out, its transfer is another's push.
+        """
         for name, known in list(self._known.items()):
-            if known.transfer != transfer or known.ended:
+            if known.transfer != transfer or known.ended or known.state == "waiting":
                 continue
             state = str(says["state"])
-            if state == "rejected" and known.installed:
-                state = "rolled-back"
+            if state == "rejected" and (known.installed or known.aborted):
+                state = "rolled-back" if known.installed else "aborted"
             match says.get("shadow"):
                 case {"agreement": int() | float() as share}:
                     known.agreement = round(float(share), 3)
-            if state in {"probation", "live"} and known.state != "waiting":
-                known.installed |= known.before != known.version
+            # Otherwise another push has installed it; an answer to an offer names no model.
+            serves = state in {"probation", "live"} and "model" in says
+            known.installed |= serves and known.state in TRIED
             self._set(name, known, "receiving" if state == "need" else state, says.get("why"))
             if known.ended:
                 self._due[name] = time.monotonic() + AGAIN_SECONDS

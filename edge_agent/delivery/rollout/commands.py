@@ -94,6 +94,20 @@ class VersionCommands:
             self._swap.ledger.cancel(name, "rolled back by command")
         return {"model": name, "version": version}
 
+    def undo(self, name: str, version: str, why: str) -> bool:
+        """Go back from a version; return False if another one serves."""
+        with self._swap.changing:
+            live = self._swap.store.pointers(name).live
+            if live is None or not same_version(live, version):
+                return False
+            self._swap.roll_back(name, why)
+        return True
+
+    def stop(self, transfer: str, why: str) -> bool:
+        """Stop the candidate that came in a transfer; return whether it serves already."""
+        with self._swap.changing:  # it does, or never will
+            return self._swap.ledger.cancel_transfer(transfer, why)
+
     def activate(self, request: Activate) -> Mapping[str, Any]:
         """Make a version live that has been accepted before."""
         name, version = request.model, request.version

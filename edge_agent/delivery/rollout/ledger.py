@@ -241,11 +241,13 @@ class Ledger:  # noqa: PLR0904 - one for each change of a candidate
         if current is not None and current.name == name:
             current.canceled = why
 
-    def cancel_transfer(self, transfer: str, why: str) -> None:
-        """Stop the candidate that came in a transfer, if it does not serve yet."""
+    def cancel_transfer(self, transfer: str, why: str) -> bool:
+        """Stop the candidate that came in a transfer; return whether it serves already."""
         candidate = self.by_transfer(transfer)
-        if candidate is not None:
-            candidate.canceled = why
+        if candidate is None:
+            return False
+        candidate.canceled = why
+        return candidate.phase == "probation" or candidate.interrupted is not None
 
     # Questions
 
