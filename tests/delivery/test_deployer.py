@@ -22,7 +22,8 @@ import numpy as np
 import pytest
 
 from edge_agent.core.flight_recorder import FILE
-from edge_agent.models.store.pointers import read
+from edge_agent.models.store.pointers import CANCELED, Trial, read
+from edge_agent.models.store.store import Store
 from tests.helpers.memory_groups import filling, limited
 from tests.helpers.push import (
     Box,
@@ -570,6 +571,43 @@ def test_rollback_of_what_is_being_tried(box: Boxes, tmp_path: Path) -> None:
     assert "by command" in end["why"]
     one.wait_live("1")
     one.results_go_on("1")
+
+
+def test_what_a_rollback_has_ended_is_not_tried_again_after_a_kill(
+    box: Boxes, tmp_path: Path
+) -> None:
+    """The next start answered the rollback, and began the trial of the newer version again."""
+    one = box(trial={"probation_s": 0})
+    assert deliver(one, tmp_path, "2", best=1)["state"] == "live"
+    third = package(tmp_path, "3", best=2, trial={"shadow_frames": 10_000})
+    one.agent.environ["EDGE_AGENT_FAULT"] = "rollback.done"
+    assert one.agent.stop() == 0
+    assert started_again(one) == "level@2"
+    with PlainSender(one.broker.port, "edge-01", third) as sender:
+        sender.offer()
+        sender.wait("shadow")
+        body = {"model": "level", "id": "now", "time": datetime.now(UTC).isoformat()}
+        one.listener.publish(one.topic("in", "command", "rollback"), json.dumps(body).encode())
+        assert one.agent.wait() == -signal.SIGKILL
+        del one.agent.environ["EDGE_AGENT_FAULT"]
+        assert started_again(one) == "level@1"
+        end = sender.wait("live", "rejected")
+    assert (end["state"], end["why"]) == ("rejected", "rolled back by command")
+    assert one.listener.wait_state(one.topic("reply", "now"), ok=True)
+    state = one.wait_settled(outcome="rejected", version="3")
+    assert state["live"] == "1"
+    assert "its trial was interrupted" not in one.agent.words()
+
+
+def test_what_is_activated_ends_what_is_being_tried_in_one_write(tmp_path: Path) -> None:
+    """After a kill right behind it, the newer version was tried again, and came to serve."""
+    store = Store(tmp_path)
+    for version in ("1", "2"):
+        store.activate("level", version)
+    store.set_trial("level", Trial("3", "shadow", 0, push="p"))
+    done = store.activate("level", "1", cancels="1 was activated by command")
+    assert done.live == "1"
+    assert done.trial == Trial("3", CANCELED, 0, why="1 was activated by command", push="p")
 
 
 def test_a_rollback_that_failed_has_not_ended_what_is_being_tried(

@@ -16,7 +16,7 @@ from dataclasses import replace
 from ...core.errors import ModelError
 from ...core.files import fault
 from ...core.flight_recorder import PreviousCrash
-from ...models.store.pointers import ROLLED_BACK
+from ...models.store.pointers import CANCELED, ROLLED_BACK
 from ...models.store.pointers import Trial as Mark
 from .acceptance import bounds_of
 from .ledger import Candidate
@@ -44,6 +44,8 @@ class Recovery:
                     found += self._untried(name)
                 elif mark.phase == ROLLED_BACK:
                     self._record_undone(name, mark, mark.why or "by an earlier run")
+                elif mark.phase == CANCELED:
+                    self._reject(name, mark, mark.why or "by an earlier run")
                 elif mark.phase != "probation":
                     found += self._try_again(name, mark, last)
                 elif (why := _reason_against(name, mark, last)) is not None:
@@ -68,19 +70,24 @@ class Recovery:
         An end in one of its own calls, in shadow, is its doing; so are too many ends.
         """
         starts = mark.starts + 1
-        candidate = self._stored(name, mark.version, mark.push)
-        candidate.starts = starts
         crashed = last is not None and _called(name, mark.version, last)
         if crashed or starts > MOST_STARTS or self._swap.store.path(name, mark.version) is None:
             often = f"ended {starts} times"
             why = f"the agent {last.why if last and crashed else often} during its trial"
-            self._swap.store.set_trial(name, None)
-            self._swap.ledger.discard(name, mark.version, why)
-            self._swap.ledger.finish(candidate, "rejected", why)
+            self._reject(name, mark, why)
             return []
+        candidate = self._stored(name, mark.version, mark.push)
+        candidate.starts = starts
         self._swap.store.set_trial(name, replace(mark, starts=starts))
         log.info("%s: its trial was interrupted, begins again", candidate.id)
         return [candidate]
+
+    def _reject(self, name: str, mark: Mark, why: str) -> None:
+        """Record that a candidate on trial was rejected."""
+        candidate = self._stored(name, mark.version, mark.push)
+        self._swap.store.set_trial(name, None)
+        self._swap.ledger.discard(name, mark.version, why)
+        self._swap.ledger.finish(candidate, "rejected", why)
 
     def _add_interrupted(self, name: str, mark: Mark) -> None:
         """Add a version whose probation has not ended, for `resume_probations`."""

@@ -154,15 +154,17 @@ class Swap:
         took = (time.perf_counter() - start) * 1e3
         return models, Exchange(exchange.retired, took, self.active.lost_frames() - before)
 
-    def activate(self, folder: ModelFolder, models: Models) -> Exchange:
+    def activate(self, folder: ModelFolder, models: Models, *, cancels: str) -> Exchange:
         """Replace the version that serves with one loaded by `reopen`.
+
+        *cancels* is why a candidate on trial is not tried again, should the agent end now.
 
         Raises:
             ModelError: the disk is full; nothing has changed.
         """
         name = folder.manifest.name
         try:
-            self.catalog.activate(name, folder.manifest.version)
+            self.catalog.activate(name, folder.manifest.version, cancels=cancels)
         except ModelError:
             self._discard(name, models)
             raise
@@ -268,7 +270,8 @@ class Swap:
     ) -> str:
         """Make the previous version live, record the reason, and return the version.
 
-        Who has pushed the version on probation is told that, or *told*. *reply_to* is of a command.
+        Who has pushed the version on probation is told that, or *told*, if it is by command: that
+        also cancels the candidate on trial. *reply_to* is of the command.
 
         Raises:
             AgentError: there is none, it does not load, or it differs from what was accepted;
@@ -285,7 +288,7 @@ class Swap:
         folder, models = self.reopen(name, pointers.previous)
         mode = {"mode": "replace"} if models and not self._serves(name) else {}
         try:
-            self.catalog.rollback(name, why, reply_to=reply_to)
+            self.catalog.rollback(name, why, reply_to=reply_to, cancels=told)
         except ModelError:
             self._discard(name, models)
             raise

@@ -166,8 +166,10 @@ class Catalog:
         for key in dict.fromkeys([*recent, *sorted(found, reverse=True)]):
             yield from found.get(key, ())
 
-    def activate(self, name: str, version: str) -> ModelFolder:
+    def activate(self, name: str, version: str, *, cancels: str | None = None) -> ModelFolder:
         """Make an accepted version live, wherever it is; the live one becomes the previous one.
+
+        For *cancels* see `Store.activate`.
 
         Raises:
             ModelError: there is no such version, or it was never accepted.
@@ -176,13 +178,19 @@ class Catalog:
         entry = next(entry for entry in self.versions(name) if entry.folder == folder)
         if not entry.accepted:
             raise ModelError(f"{name}@{version} has not passed its trial; push it again")
-        self.store.activate(name, folder.manifest.version, before=self._running(name))
+        running = self._running(name)
+        self.store.activate(name, folder.manifest.version, before=running, cancels=cancels)
         return folder
 
     def rollback(
-        self, name: str, why: str | None = None, *, reply_to: Mapping[str, Any] | None = None
+        self,
+        name: str,
+        why: str | None = None,
+        *,
+        reply_to: Mapping[str, Any] | None = None,
+        cancels: str | None = None,
     ) -> ModelFolder:
-        """Make the previous version live; for *why* and *reply_to* see `Store.rollback`.
+        """Make the previous version live; for the parameters see `Store.rollback`.
 
         Raises:
             ModelError: there is none, or it no longer loads; nothing has changed then.
@@ -190,7 +198,7 @@ class Catalog:
         previous = self.store.pointers(name).previous
         if previous is not None:
             self.find(name, previous)
-        return self.find(name, self.store.rollback(name, why, reply_to=reply_to))
+        return self.find(name, self.store.rollback(name, why, reply_to=reply_to, cancels=cancels))
 
     def problems(self) -> tuple[str, ...]:
         """List the problems in all places, one line each."""

@@ -25,6 +25,8 @@ FILE = "pointers.json"
 SCHEMA = 1
 ROLLED_BACK = "rolled-back"
 """Phase of a version that no longer serves, until that outcome is recorded."""
+CANCELED = "canceled"
+"""Phase of a candidate that a command has canceled, until that outcome is recorded."""
 
 
 def same_version(one: str, other: str) -> bool:
@@ -38,15 +40,22 @@ class Trial:
 
     version: str
     phase: str
-    """preparing, trial, shadow, or probation, as in the model topic; or ROLLED_BACK."""
+    """preparing, trial, shadow, or probation, as in the model topic; ROLLED_BACK; or CANCELED."""
     since: float
     """Wall-clock time, seconds since 1970."""
     starts: int = 0
     """How often the agent has started in this phase, including after crashes."""
     why: str | None = None
-    """Why it was rolled back."""
+    """Why it was rolled back or canceled."""
     push: str | None = None
     """The push that it came in, as its offer names it."""
+
+
+def canceled(trial: Trial | None, why: str | None) -> Trial | None:
+    """Return the mark of a candidate after a command has canceled it, if *why* says so."""
+    if trial is None or why is None or trial.phase == ROLLED_BACK:
+        return trial
+    return replace(trial, phase=CANCELED, why=why)
 
 
 @record

@@ -270,7 +270,13 @@ class Store:
     # --- pointers
 
     def activate(
-        self, name: str, version: str, *, before: str | None = None, watched: Trial | None = None
+        self,
+        name: str,
+        version: str,
+        *,
+        before: str | None = None,
+        watched: Trial | None = None,
+        cancels: str | None = None,
     ) -> Pointers:
         """Make a version live and the live one previous; end its trial, or start its probation.
 
@@ -279,6 +285,7 @@ class Store:
             version: in the store, or, as the caller knows, in a read-only library.
             before: the version that ran until now, if no pointer names it (a bundled model).
             watched: its probation, recorded atomically, so that no crash leaves it live without.
+            cancels: why the candidate on trial is canceled by that, if it is.
         """
 
         def change(old: Pointers) -> Pointers:
@@ -288,7 +295,7 @@ class Store:
             return replace(
                 old,
                 history=(*earlier, version)[-_HISTORY:],
-                trial=watched or (None if on_trial else old.trial),
+                trial=watched or (None if on_trial else pointing.canceled(old.trial, cancels)),
                 used={**old.used, version: time.time()},
             ).raised(version)
 
@@ -297,12 +304,17 @@ class Store:
             return self._change(name, change)
 
     def rollback(
-        self, name: str, why: str | None = None, *, reply_to: Mapping[str, Any] | None = None
+        self,
+        name: str,
+        why: str | None = None,
+        *,
+        reply_to: Mapping[str, Any] | None = None,
+        cancels: str | None = None,
     ) -> str:
         """Make the previous version live; remove the live one from the history.
 
         If *why* is given, it is marked as rolled back, for the caller to clear once recorded; for
-        *reply_to* see `answer_of`.
+        *reply_to* see `answer_of`. *cancels* is why the candidate on trial is canceled, if it is.
 
         Returns:
             The version that is live now.
@@ -322,7 +334,7 @@ class Store:
             return replace(
                 old,
                 history=old.history[:-1],
-                trial=(mark or None) if on_trial else old.trial,
+                trial=(mark or None) if on_trial else pointing.canceled(old.trial, cancels),
                 used={**old.used, old.previous: time.time()},
                 answer=answer_of(reply_to, name, old.previous) or old.answer,
             )
