@@ -65,12 +65,19 @@ def say(listener: Listener, device: str) -> None:
         (("status", "--device", "@lab", "--json"), '"device": "chatty"'),
         (("models",), "chatty  online"),
         (("set", "door", "rate=3", "--device", "@lab"), ""),
+        (("rollout", "status"), ""),
+        (("rollout", "status", "level-2"), ""),
+        (("rollout", "abort"), ""),
+        (("rollout", "finish", "level-2"), ""),
     ],
 )
 def test_what_is_said_meanwhile_makes_no_look_complete(
     listener: Listener, relay: Chatty, words: tuple[str, ...], shown: str
 ) -> None:
-    """Of two devices one was "1 device: 1 ok", and `set` asked that one alone and was done."""
+    """Of two devices one was "1 device: 1 ok", and `set` asked that one alone and was done.
+
+    Of roll-outs `status` said that there was none.
+    """
     said = call_cli(*words, "--broker", relay.url)
     assert said.code == 1
     assert said.error.startswith(f"edge-agent: the look is not complete: {WITHHELD}")

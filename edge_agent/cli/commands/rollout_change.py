@@ -14,7 +14,7 @@ from ...delivery.plan import Plan, read, read_own, seal
 from ...delivery.sender import remove
 from ...models.packages.keys import load_private
 from ...mqtt.one_shot import OneShotClient
-from ..fleet import LOOK_SECONDS, Fleet
+from ..fleet import LOOK_SECONDS, Fleet, incomplete
 from ..options import Options, add_broker, broker_settings
 from ..roller import Roller, changed, ending, publish, rollout_filters, topic_of, who
 
@@ -111,7 +111,9 @@ def _is_transfer(text: str | None) -> bool:
 
 
 def _name(fleet: Fleet, wanted: str | None) -> str:
-    """Return the name of the roll-out meant; raise AgentError if that is not clear."""
+    """Return the name of the roll-out meant; raise AgentError if that is not clear, or not seen."""
+    if fleet.gap and (wanted is None or wanted not in fleet.plans):
+        raise AgentError(f"{incomplete(fleet)}; nothing was changed")
     known = ", ".join(sorted(fleet.plans)) or "none"
     if wanted is None and len(fleet.plans) != 1:
         raise AgentError(f"name one as ID; on this broker: {known}")

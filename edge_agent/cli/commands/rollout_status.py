@@ -31,6 +31,9 @@ def main(options: Options) -> int:
     with OneShotClient(settings.broker, rollout_filters(root)) as client:
         fleet = Fleet(client, root)
         fleet.look()
+    wanted = fleet.plans if options.id is None else {options.id} & fleet.plans.keys()
+    if fleet.gap and not wanted:
+        raise AgentError(incomplete(fleet))
     if options.id is not None and options.id not in fleet.plans:
         known = ", ".join(sorted(fleet.plans)) or "none"
         raise AgentError(f"roll-out {options.id} is not on this broker; there: {known}")
