@@ -11,10 +11,12 @@ import socket
 import subprocess
 import sys
 import tempfile
+import wave
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import tomli_w
 
@@ -25,7 +27,7 @@ from edge_agent.config.device_profile import default_dirs, load_profiles
 from edge_agent.core.bundled import bundled
 from edge_agent.core.names import safe_name
 from tests.helpers.push import endless, model_folder
-from tests.helpers.small_models import brightness, plain, write_clip, write_pictures
+from tests.helpers.small_models import brightness, loudness, plain, write_clip, write_pictures
 from tests.helpers.support import (
     PATIENCE,
     Listener,
@@ -328,6 +330,41 @@ def test_a_sensor_that_says_nothing_is_no_failure(tmp_path: Path, shared_broker:
     assert f"ok    pipeline line source: serial:{name}, open; it gave nothing for 3 s" in said.out
     assert "ok    pipeline topic source: mqtt:plant/silent, subscribed" in said.out
     assert "lost" not in said.err
+
+
+def test_a_recording_that_does_not_fit_its_model_is_a_failure(
+    tmp_path: Path, shared_broker: Mosquitto
+) -> None:
+    """`check` said ok, and `run` lost the source for good: another rate, other names, no names."""
+    for name, line in (("named", 'channels = ["b"]'), ("sound", "rate_hz = 16000")):
+        manifest = loudness(tmp_path / "library" / name, 4) / "model.toml"
+        manifest.write_text(manifest.read_text().replace("[input]", f"[input]\n{line}"))
+    (tmp_path / "fits.csv").write_text("a,b\n" + "1,2\n" * 8)
+    (tmp_path / "names.csv").write_text("a,c\n" + "1,2\n" * 8)
+    np.save(tmp_path / "rows.npy", np.ones((8, 2), np.float32))
+    with wave.open(str(tmp_path / "slow.wav"), "wb") as sound:
+        sound.setparams((1, 2, 8000, 0, "NONE", ""))
+        sound.writeframes(bytes(400))
+    sources = {
+        "fits": ("csv:fits.csv", "named"),
+        "names": ("csv:names.csv", "named"),
+        "rows": ("npy:rows.npy", "named"),
+        "slow": ("wav:slow.wav", "sound"),
+    }
+    pipelines = [
+        {"name": name, "source": source, "model": model}
+        for name, (source, model) in sources.items()
+    ]
+    said = call_cli("check", "--config", settings(tmp_path, shared_broker.url, pipelines=pipelines))
+    assert said.code == 1
+    failures = [line for line in said.out.splitlines() if line.startswith("FAIL")]
+    expected = {
+        "names": "named: named@1 does not fit this source: input.channels: 'b' is not a column",
+        "rows": "named: named@1 does not fit this source: input.channels: the source has no names",
+        "slow": "sound: sound@1 does not fit this source: input.rate_hz: the source gives 8000",
+    }
+    for line, (name, words) in zip(failures, expected.items(), strict=True):
+        assert line.startswith(f"FAIL  pipeline {name} model {words}")
 
 
 def test_bundled_models_check_out_by_their_golden_cases(

@@ -6,7 +6,7 @@ import argparse
 import os
 import sys
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from importlib.util import find_spec
@@ -23,6 +23,7 @@ from ...models.decoders import threshold_trouble
 from ...models.manifest import MANIFEST
 from ..check_report import Report
 from ..options import Options, add_config, load_settings
+from ..sensor_check import misfit, paces
 
 if TYPE_CHECKING:
     from ...config.asks import Server
@@ -171,6 +172,8 @@ class _PipelineCheck:
         self._size: tuple[int, int] | None = None
         """Width and height of the pictures from a camera or clip."""
         self._cost_ms = 0.0
+        self._reading: Reading | None = None
+        """The first usable reading of a sensor."""
 
     def run(self) -> None:
         """Print a line for each check."""
@@ -185,7 +188,7 @@ class _PipelineCheck:
         ]
         folders: dict[str, ModelFolder] = {}
         for arm, kind, threshold in wanted:
-            look = partial(_model, self._device, arm, kind, threshold, folders)
+            look = partial(self._model, arm, kind, threshold, folders)
             report.tried(f"{self._subject} model {arm.reference}", look)
         found = [folders.get(arm.reference) for arm, _, _ in wanted]
         count = len(pipeline.arms)
@@ -199,11 +202,25 @@ class _PipelineCheck:
             needed, text = needed_of(pipeline, self._size, found[:count]), pipeline.source
             stream = Stream(text, self._spec.redacted, self._size, needed, self._cost_ms)
             self._device.streams.append(stream)
-        for line in self._paces(found[:count]):
+        for line in paces(self._spec, found[:count]):
             report.line("note", f"{self._subject} source", line)
         lines = lint_pipeline(pipeline, found[:count], found[count:])
         for line in [*self._device.overrides.shadows(pipeline), *lines]:
             report.line("note", self._subject, line)
+
+    def _model(
+        self, arm: Arm, kind: Kind, threshold: float | None, folders: dict[str, ModelFolder]
+    ) -> str:
+        """Check one model, and whether it takes what the source gives."""
+        words = _model(self._device, arm, kind, threshold, folders)
+        if kind == "signal" and self._reading is not None:
+            folder = folders[arm.reference]
+            if (why := misfit(folder.manifest.input, self._reading)) is not None:
+                why = f"{folder.manifest.id} does not fit this source: {why}"
+                if not self._spec.live or self._reading.rate_hz:
+                    raise ModelError(why)
+                self._report.line("note", self._subject, f"{why}, in the first reading")
+        return words
 
     def _source(self) -> str:
         """Open the source, and describe the first usable reading."""
@@ -243,6 +260,7 @@ class _PipelineCheck:
                 offered = f"offers {shown(modes(spec.local))}"
                 self._report.line("note", f"{self._subject} source", offered)
             return f"{spec.redacted}, {width}x{height}"
+        self._reading = reading
         if self._pipeline.has_no_model:
             from ...inference.readings import names_in
 
@@ -289,19 +307,6 @@ class _PipelineCheck:
             timer.cancel()
             opened.close()
         return useless, None
-
-    def _paces(self, found: Sequence[ModelFolder | None]) -> Iterator[str]:
-        """Yield a line for each model whose rate differs from that at which a recording plays."""
-        paced = self._spec.options.get("rate")
-        if self._spec.kind != "signal" or self._spec.live or not paced:
-            return
-        for folder in found:
-            known = None if folder is None else folder.manifest.input.rate_hz
-            if folder is not None and known and float(paced) != known:
-                yield (
-                    f"?rate={paced:g} plays it at {float(paced) / known:.3g} times the {known:g} "
-                    f"readings a second that {folder.manifest.id} takes; its times are off"
-                )
 
 
 def _model(
