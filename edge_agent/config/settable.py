@@ -41,13 +41,25 @@ SETTABLE: Mapping[str, Kind] = {
 }
 """The type of each settable key of a pipeline, as in the settings."""
 
+_FORMS = {
+    "threshold": "0.5",
+    "rate": "5",
+    "labels": '["person", "car"]',
+    "thresholds": '{"car": 0.7}',
+    "min_box": "[10, 10]",
+    "masks": "[[[0, 0], [1, 0], [1, 0.1]]]",
+}
+"""A value of each key that is read as JSON."""
 _SWITCH = {"ON": True, "TRUE": True, "OFF": False, "FALSE": False}
 
 
 def read_bare(key: str, payload: bytes) -> object:
     """Read a bare value of `in/set/<pipeline>/<key>`, as phones and switches send it."""
     if key not in SETTABLE:
-        raise RequestError(f"{shown(key)} cannot be set; what can: {', '.join(SETTABLE)}")
+        from .configured import KEYS
+
+        by = ", but edge-agent configure changes it" if key in KEYS else ""
+        raise RequestError(f"{shown(key)} cannot be set{by}; what can: {', '.join(SETTABLE)}")
     if len(payload) > MOST_BYTES:
         raise RequestError(f"{key}: larger than {MOST_BYTES} bytes")
     try:
@@ -67,4 +79,5 @@ def read_bare(key: str, payload: bytes) -> object:
     except HalfLetterError as problem:
         raise RequestError(f"{key}: {problem}") from None
     except (ValueError, RecursionError):
-        raise RequestError(f"{key}: cannot be read: {shown(text)}") from None
+        form = f"write it as {_FORMS[key]}"
+        raise RequestError(f"{key}: cannot be read: {shown(text)}; {form}") from None

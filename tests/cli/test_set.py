@@ -114,7 +114,11 @@ def test_a_version_is_activated(
     [
         (("set", "door", "threshold"), "found 'threshold'; write it as threshold=0.6"),
         (("set", "door", "treshold=1"), "'treshold' cannot be set; what can: enabled,"),
-        (("set", "door", "threshold=high"), "threshold: cannot be read: 'high'"),
+        (("set", "door", "zones=x"), "'zones' cannot be set, but edge-agent configure changes it"),
+        (("set", "door", "threshold=0,5"), "threshold: cannot be read: '0,5'; write it as 0.5"),
+        (("set", "door", "rate=5fps"), "rate: cannot be read: '5fps'; write it as 5"),
+        (("set", "door", "min_box=9,9"), "min_box: cannot be read: '9,9'; write it as [10, 10]"),
+        (("set", "door", "masks=x"), "; write it as [[[0, 0], [1, 0], [1, 0.1]]]"),
         (("set", "door", "rate=1e999"), "rate: expected a number, found inf"),
         (("set", "door", "rate=\udcff"), "rate: is not UTF-8 text"),
         (("set", "do or", "rate=1"), "PIPELINE: 'do or' is not a name"),

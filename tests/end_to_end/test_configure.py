@@ -319,6 +319,7 @@ def test_what_was_kept_and_not_answered_is_told_by_the_next_run(device: Device) 
     ("name", "content", "error"),
     [
         ("a.toml", "[broker]\nurl = 'x'", "broker: only pipelines can be changed from afar"),
+        ("a.toml", "[[pipeline]]\nname = 'x'", "from afar; did you mean 'pipelines'?"),
         ("a.toml", "[[pipelines]]\nrate = 5", "pipelines: each needs a `name`"),
         ("a.toml", "[pipelines.door]\nrate = 2020-01-01", "holds a date"),
         ("a.toml", "", "names no pipeline"),

@@ -12,6 +12,7 @@ from ...core.errors import UsageError
 from ...core.files import read_plain_file
 from ...core.json_text import read_json
 from ...core.schema import read_toml
+from ...core.text import closest
 from ..asking import add_target, ask
 from ..options import Options
 
@@ -69,7 +70,9 @@ def _read(path: Path) -> dict[str, Any]:
         data = {"pipelines": data}
     others = [key for key in data if key not in {"pipelines", "if"}]
     if others:
-        raise UsageError(f"{path}: {others[0]}: only pipelines can be changed from afar")
+        close = closest(others[0], ["pipelines"], cutoff=0.5)
+        meant = f"; did you mean '{close}'?" if close else ""
+        raise UsageError(f"{path}: {others[0]}: only pipelines can be changed from afar{meant}")
     pipelines = data.get("pipelines")
     if isinstance(pipelines, list):
         named = [each for each in pipelines if isinstance(each, dict)]
