@@ -16,7 +16,7 @@ from dataclasses import replace
 from ...core.errors import ModelError
 from ...core.files import fault
 from ...core.flight_recorder import PreviousCrash
-from ...models.store.pointers import CANCELED, ROLLED_BACK
+from ...models.store.pointers import CANCELED, ROLLED_BACK, same_version
 from ...models.store.pointers import Trial as Mark
 from .acceptance import bounds_of
 from .ledger import Candidate
@@ -144,10 +144,14 @@ class Recovery:
         for candidate in self._swap.ledger.interrupted():
             name = candidate.name
             try:
-                bounds = bounds_of(self._swap.catalog.live(name), self._swap.trial())
+                live = self._swap.catalog.live(name)
+                bounds = bounds_of(live, self._swap.trial())
             except ModelError as problem:
                 log.error("%s: probation not resumed: %s", candidate.id, problem)  # noqa: TRY400 - one line, no traceback
                 self._swap.ledger.remove(candidate)
+                continue
+            if not same_version(live.manifest.version, candidate.version):
+                self._end_replaced(candidate)
                 continue
             fault("probation.resumed")
             servings = self._swap.active.servings_of(name)
@@ -155,6 +159,17 @@ class Recovery:
             self._swap.begin_probation(candidate, bounds, broken=broken)
             candidate.figures = self._swap.ledger.figures(name, candidate.version)
             self._swap.ledger.changed()
+
+    def _end_replaced(self, candidate: Candidate) -> None:
+        """End the probation of a version that a command has replaced while models were loaded."""
+        name, version = candidate.name, candidate.version
+        candidate.phase = "probation"
+        self._swap.ledger.clear_mark(name, version)
+        if version in self._swap.store.pointers(name).history:
+            self._swap.ledger.finish(candidate, "live", None)
+        else:
+            why = self._swap.ledger.describe(name).get("last", {}).get("why")
+            self._swap.ledger.finish(candidate, "rolled-back", why)
 
 
 def _called(name: str, version: str, last: PreviousCrash) -> bool:

@@ -53,7 +53,7 @@ class Trial:
 
 def canceled(trial: Trial | None, why: str | None) -> Trial | None:
     """Return the mark of a candidate after a command has canceled it, if *why* says so."""
-    if trial is None or why is None or trial.phase == ROLLED_BACK:
+    if trial is None or why is None or trial.phase in {"probation", ROLLED_BACK}:
         return trial
     return replace(trial, phase=CANCELED, why=why)
 
