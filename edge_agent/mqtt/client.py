@@ -24,6 +24,7 @@ from ..core.frozen import record
 from ..core.logs import ANSWER, Latch
 from .connecting import Reconnect
 from .connection import ALL, Connection, Hooks, ReceivedMessage, Refusal, Will, is_acknowledged
+from .hang_ups import settle
 from .message import Channel, Message
 from .outbox import BARRIER_SECONDS, Answered, Outbox
 from .retained import Retained
@@ -317,6 +318,7 @@ class Client:
         """Replace the connection by one with other settings, keeping unconfirmed messages."""
         with self._lock:
             self._problem, self._settings_changed = None, True
+            self._outbox.hang_ups.forget()
         self._reconnect.change(broker, certificates)
 
     def counters(self) -> Counters:
@@ -393,9 +395,11 @@ class Client:
         finally:
             self._disconnected.set()
 
-    def _report(self, problem: str) -> None:
-        """Log a problem when it changes."""
+    def _report(self, problem: str, *, away: bool = False) -> None:
+        """Log a problem when it changes; *away*: the broker could not be reached."""
         with self._lock:
+            if away:
+                self._outbox.hang_ups.absolve()
             if problem == self._problem:
                 return
             self._problem = problem
@@ -408,6 +412,8 @@ class Client:
 
     def _serve(self, connection: Connection) -> None:
         """Publish status and waiting messages; serve the connection until lost or replaced."""
+        if self._outbox.hang_ups.careful and not settle(connection, self._is_interrupted):
+            return
         with self._lock:
             reason = "reconnected" if self._connects else "started"
             self._connects += 1
@@ -440,6 +446,7 @@ class Client:
                     spooled = any(c.delivery == "spooled" for c in self._outbox.channels)
                     self._spool_writer.tick(adopt=spooled)
                 self._outbox.request_barrier()
+                self._outbox.relax()
                 self._check_acknowledgments(connection, pause)
                 if time.monotonic() - said > STATUS_SECONDS:
                     said = time.monotonic()
@@ -447,6 +454,9 @@ class Client:
                 if self._subscribing.passed(connection, pause):
                     log.warning("broker: %s", self._subscribing.problem)
             pause = REPLAY_SECONDS if inflight.has_waiting else BARRIER_SECONDS
+
+    def _is_interrupted(self) -> bool:
+        return self._closing.is_set() or self._reconnect.changed
 
     def _check_acknowledgments(self, connection: Connection, passed: float) -> None:
         """Log and report in health that the broker has stopped acknowledging; then give it up.

@@ -20,6 +20,7 @@ from ..core.errors import BrokerError
 from ..core.frozen import record
 from . import paho_client
 from .connection import ALL, TAKEN_OVER, UNSPECIFIED, Abilities, Connection, Hooks, Node, Will
+from .hang_ups import OVER_MESSAGE
 from .paho_client import CONNECT_TIMEOUT, NODE_EXPIRY, Where, make_client
 from .tls import Certificates, tls_context
 
@@ -315,13 +316,16 @@ class Steadiness:
         """Record that a connection has begun."""
         self._since = time.monotonic()
 
-    def end(self) -> bool:
-        """Record that it was lost; return whether it has lasted."""
+    def end(self, *, explained: bool) -> bool:
+        """Record that it was lost; return whether it has lasted.
+
+        *explained*: that has a reason of its own, and so may the losses before.
+        """
         self.lost_at = time.monotonic()
         lasted = self.lost_at - self._since
-        if lasted >= SETTLED:
+        if lasted >= SETTLED or explained:
             self._problem = None
-        self.short_lived = 0 if lasted >= STABLE else self.short_lived + 1
+        self.short_lived = 0 if lasted >= STABLE or explained else self.short_lived + 1
         return lasted >= STABLE
 
     def keep(self, problem: str) -> str:
@@ -348,12 +352,13 @@ class Reconnect:
         will: Callable[[], Will],
         backoff: Backoff,
         closing: threading.Event,
-        on_problem: Callable[[str], None],
+        on_problem: Callable[..., None],
     ) -> None:
         """Read the certificates without connecting.
 
         When no more connections are wanted, the owner sets *closing* and calls `interrupt`;
-        *on_problem* receives the reason whenever there is no connection.
+        *on_problem* receives the reason whenever there is no connection, and `away=True` if none
+        came about.
         """
         self._broker = broker
         self._client_id = client_id
@@ -423,7 +428,7 @@ class Reconnect:
                 if self._interrupted.is_set():
                     continue
                 pause = self._backoff.pause()
-                self._on_problem(str(problem))
+                self._on_problem(str(problem), away=True)
             else:
                 self._steadiness.begin()
                 yield connection
@@ -472,7 +477,9 @@ class Reconnect:
 
     def _report_lost(self, connection: Connection) -> float:
         """Report why a connection was lost; return the seconds to wait before the next."""
-        if self._steadiness.end():
+        over_message = connection.code == OVER_MESSAGE
+        if self._steadiness.end(explained=over_message) or over_message:
+            # Found out soon, what it hangs up over holds nothing up.
             self._backoff.reset()
         pause = self._backoff.pause()
         if connection.code == TAKEN_OVER:

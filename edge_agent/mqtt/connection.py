@@ -218,6 +218,10 @@ class Connection:
         """
         self._client.on_publish = self._on_publish if wanted and not self._closed else None
 
+    def exchange_window(self, most: int) -> int:
+        """Set how many messages of QoS 1 may be unacknowledged; return the former number."""
+        return paho_client.exchange_window(self._client, most)
+
     def subscribe(self, filters: list[str], *, as_published: bool = False) -> int | None:
         """Subscribe at QoS 1; return the message id, or None if the connection has ended.
 
@@ -288,7 +292,7 @@ class Connection:
         self.gone.set()
 
     def _lose(self) -> None:
-        self.code, self.reason = UNSPECIFIED, "it sent unreadable data"
+        self.code, self.reason = 0, "it sent unreadable data"
         self.gone.set()
 
     def _on_message(self, client: Client, _u: Any, message: Any) -> None:

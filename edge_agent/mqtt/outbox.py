@@ -17,6 +17,7 @@ from typing import Any
 
 from .connection import Connection, Refusal, is_acknowledged
 from .diagnose import NOT_AUTHORIZED
+from .hang_ups import CAREFUL_SECONDS, HangUps
 from .inflight import Inflight, InflightMessage
 from .message import CREDIT, Channel, Message
 
@@ -47,9 +48,14 @@ neither wait nor publish, because the client is locked."""
 class _Flight:
     """State of the present connection, which ends with it."""
 
-    awaited: dict[int, tuple[float, str]] = field(default_factory=dict)
-    """When each QoS 1 message without an acknowledgment was published, monotonic seconds, and its
-    topic, by id."""
+    since: float = field(default_factory=time.monotonic)
+    """When it began, monotonic seconds."""
+    window: int | None = None
+    """How many messages may be unacknowledged once it is no longer careful (`hang_ups`); None: it
+    is not."""
+    awaited: dict[int, tuple[float, str, int]] = field(default_factory=dict)
+    """When each QoS 1 message without an acknowledgment was published, monotonic seconds, its
+    topic, and its size, by id."""
     acknowledged: float = 0.0
     """When the latest message with an acknowledgment was published."""
     heard_at: float = 0.0
@@ -71,8 +77,9 @@ class Outbox:
         self.connection: Connection | None = None
         self.channels: list[Channel] = []
         self.inflight = Inflight()
+        self.hang_ups = HangUps()
         self.refused = 0
-        """Messages not published: too large, or too many in flight."""
+        """Messages not published: more than the broker takes, or too many in flight."""
         self.unauthorized = 0
         """Messages refused by the broker."""
         self.forbidden = ""
@@ -107,7 +114,7 @@ class Outbox:
         flight, now = self._flight, time.monotonic()
         since = min(now, self._barrier.open_since)
         if (first := next(iter(flight.awaited.values()), None)) is not None:
-            oldest, _ = first
+            oldest = first[0]
             lost = oldest < flight.acknowledged
             since = min(since, oldest if lost else max(oldest, flight.heard_at))
         return now - since
@@ -131,11 +138,11 @@ class Outbox:
         connection = self.connection
         # Retained QoS 1 state is small, rare, and must not be missing: it has no limit.
         bounded = not (retain and qos)
-        why = None
         if connection is None:
             return
-        if self._too_large(connection, topic, len(payload)):
-            why = f"{len(payload)} bytes are more than the broker accepts"
+        why = self._why_not(connection, topic, len(payload))
+        if why is not None:
+            pass
         elif bounded and self._too_many():
             why = CROWDED
         elif retain and not payload and not connection.abilities.retain:
@@ -164,7 +171,7 @@ class Outbox:
         connection = self.connection
         if connection is None:
             self._replies.append((topic, payload, correlation, foreign))
-        elif not self._too_large(connection, topic, len(payload) + len(correlation or b"")):
+        elif not self._why_not(connection, topic, len(payload) + len(correlation or b"")):
             receipt = self._pass(connection, topic, payload, 1, correlation=correlation)
             if foreign:
                 self._flight.answered[receipt.mid] = _log_refusal
@@ -222,7 +229,9 @@ class Outbox:
 
     def request_barrier(self) -> None:
         """Find out whether the unconfirmed results so far have reached the broker."""
-        if self.connection is not None:
+        # On a careful connection it would overtake what paho queues.
+        careful = self._flight.window is not None
+        if self.connection is not None and not (careful and self._flight.awaited):
             self._barrier.request(self.connection, self.channels)
 
     # Events of the connection
@@ -233,6 +242,8 @@ class Outbox:
         self._was_connected = True
         self._flight = _Flight()
         self.connection = connection
+        if self.hang_ups.careful and connection.abilities.qos:
+            self._flight.window = connection.exchange_window(1)
         self.publish(*status, 1, retain=True)
         for topic, payload in self._retained.items():
             self.publish(topic, payload, 1, retain=True)
@@ -256,6 +267,10 @@ class Outbox:
 
     def disconnected(self) -> None:
         """Keep messages in flight for the next connection."""
+        if self.connection is None:  # it was to be careful, but did not last until then
+            self.hang_ups.reset()
+        elif self.connection.gone.is_set():
+            self._find_culprit(self.connection)
         self.connection = None
         unanswered, self._flight.answered = self._flight.answered, {}
         for answered in reversed(unanswered.values()):  # each may be put back before the others
@@ -272,7 +287,8 @@ class Outbox:
         published = self._flight.awaited.pop(mid, None)
         topic = "an unknown topic"
         if published is not None:
-            since, topic = published
+            since, topic, size = published
+            self.hang_ups.acknowledged(topic, size)
             self._flight.acknowledged = max(self._flight.acknowledged, since)
             self._flight.heard_at = time.monotonic()
         if not self._flight.awaited and self.connection is not None:
@@ -287,6 +303,29 @@ class Outbox:
                 self.forbidden = f"{topic}: {_reason(refusal)}"
                 log.warning("broker: refused a message of this device on %s", self.forbidden)
 
+    def relax(self) -> None:
+        """Publish as usual if a careful connection has lasted: nothing needs to be found out."""
+        flight = self._flight
+        if self.connection is None or flight.window is None:
+            return
+        if time.monotonic() - flight.since > CAREFUL_SECONDS:
+            self.connection.exchange_window(flight.window)
+            flight.window = None
+            self.hang_ups.reset()
+
+    def _find_culprit(self, connection: Connection) -> None:
+        """Find out whether the broker has ended the connection over a message."""
+        flight = self._flight
+        if flight.window is None:
+            self.hang_ups.ended(connection.code, time.monotonic() - flight.since)
+            return
+        # The others wait within paho until this one is acknowledged.
+        mid, alone = next(iter(flight.awaited.items()), (0, None))
+        why = self.hang_ups.ended_careful(connection, alone, flight.heard_at)
+        if why is not None and alone is not None and mid not in flight.answered:
+            self.unauthorized += 1
+            self.forbidden = self.forbidden or f"{alone[1]}: {why}"
+
     def unsubscribed(self, mid: int) -> None:
         """Record the answer to a barrier."""
         self._barrier.answered(mid)
@@ -297,15 +336,16 @@ class Outbox:
         self, connection: Connection, topic: str, payload: bytes, qos: int, **options: Any
     ) -> Any:
         """Pass a message to the connection; return its receipt."""
-        if qos == 0:
+        if qos == 0 and self._flight.window is None:
             receipt = connection.publish(topic, payload, qos, **options)
             self._flight.unwritten.append(receipt)
             self._forget_written()
             return receipt
         if not self._flight.awaited:
             connection.hear_published(wanted=True)
-        receipt = connection.publish(topic, payload, qos, **options)
-        self._flight.awaited[receipt.mid] = time.monotonic(), topic
+        receipt = connection.publish(topic, payload, 1, **options)
+        size = len(payload) + len(options.get("correlation") or b"")
+        self._flight.awaited[receipt.mid] = time.monotonic(), topic, size
         return receipt
 
     def _publish_message(
@@ -315,9 +355,7 @@ class Outbox:
         channel = message.channel
         payload = message.payload()
         bounded = channel.delivery == "live"
-        if self._too_large(connection, message.topic, len(payload)) or (
-            bounded and self._too_many()
-        ):
+        if self._why_not(connection, message.topic, len(payload)) or (bounded and self._too_many()):
             if entry is not None:
                 self.inflight.drop(entry)
             else:
@@ -348,10 +386,15 @@ class Outbox:
         while unwritten and is_acknowledged(unwritten[0]):
             unwritten.popleft()
 
-    def _too_large(self, connection: Connection, topic: str, size: int) -> bool:
+    def _why_not(self, connection: Connection, topic: str, size: int) -> str | None:
+        """Return why the broker would not take a message, and count it; None: it may."""
+        why = self.hang_ups.why_not(topic, size)
+        if why is not None:
+            self.refused += 1
+            return why
         limit = connection.max_packet
         if limit is None or size + len(topic.encode()) + 64 <= limit:
-            return False
+            return None
         self.refused += 1
         if topic not in self._flight.too_large:
             self._flight.too_large.add(topic)
@@ -362,7 +405,7 @@ class Outbox:
                 size,
                 limit,
             )
-        return True
+        return f"{size} bytes are more than the broker accepts"
 
     def _too_many(self) -> bool:
         if self._outstanding < OUTSTANDING:

@@ -251,8 +251,17 @@ def limit_inflight(client: Client, most: int | None) -> None:
     while there is no connection; nothing is in flight yet.
     """
     if most is not None:
-        own = client.max_inflight_messages
-        client._max_inflight_messages = min(most, own)  # noqa: SLF001 - see above
+        exchange_window(client, min(most, client.max_inflight_messages))
+
+
+def exchange_window(client: Client, most: int) -> int:
+    """Set how many messages of QoS 1 may be unacknowledged; return the former number.
+
+    paho queues the others. More of them are only sent with the next acknowledgment.
+    """
+    former = client.max_inflight_messages
+    client._max_inflight_messages = most  # noqa: SLF001 - see `limit_inflight`
+    return former
 
 
 def acknowledge_now(client: Client) -> None:

@@ -12,7 +12,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Container, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 from urllib.parse import urlsplit
@@ -132,8 +132,6 @@ class _Message:
     topic: str
     data: bytes
     action: Action
-    again: bool = False
-    """Whether a connection has broken with it: some brokers answer what they refuse so."""
 
 
 class Publish(Protocol):
@@ -264,8 +262,8 @@ class Actions:
     def _answered(self, message: _Message, why: str | None) -> None:
         if why is None:
             self._succeed_message(message)
-        elif why == BROKEN and not message.again:
-            self._messages.appendleft(replace(message, again=True))  # as QoS 1 does, maybe a copy
+        elif why == BROKEN:
+            self._messages.appendleft(message)  # as QoS 1 does, maybe a copy
         elif why == CROWDED and not _is_late(message):
             self._messages.appendleft(message)
         else:

@@ -1,0 +1,339 @@
+"""Brokers that close the connection over a message, and networks that only seem to."""
+
+from __future__ import annotations
+
+import json
+import logging
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from edge_agent.config.rules import Action
+from edge_agent.mqtt import hang_ups
+from edge_agent.mqtt.client import Client
+from edge_agent.rules.actions import Actions
+from tests.helpers.mqtt_client import RelayedClient, make_client, message, wait_arrived
+from tests.helpers.support import Listener, Mosquitto, Relay, wait_until
+
+DISCOVERY = "homeassistant/device/edge-agent_box/config"
+OTHERS = 20
+"""Small results behind the one that the broker does not take."""
+
+
+class Hanging:
+    """Acknowledges each message a while after it, as RabbitMQ does, or ends the connection.
+
+    What was published before and is not acknowledged yet is taken nevertheless.
+    """
+
+    def __init__(self, hangs_up: Callable[[str, bytes], bytes | None]) -> None:
+        """Listen; *hangs_up* returns the last words over a message, None: it is taken."""
+        self.connections = 0
+        self.taken: list[tuple[str, bytes]] = []
+        self._hangs_up = hangs_up
+        self._server = socket.create_server(("127.0.0.1", 0))
+        self.port = self._server.getsockname()[1]
+        self.url = f"mqtt://127.0.0.1:{self.port}"
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                wire, _ = self._server.accept()
+            except OSError:
+                return
+            self.connections += 1
+            with wire:
+                try:
+                    self._talk(wire)
+                except OSError:
+                    continue
+
+    def _talk(self, wire: socket.socket) -> None:
+        owed = b""
+        wire.settimeout(0.02)
+        while True:
+            try:
+                first = wire.recv(1, socket.MSG_PEEK)
+            except TimeoutError:
+                wire.sendall(owed)
+                owed = b""
+                continue
+            if not first:
+                return
+            kind, body = _packet(wire)
+            match kind >> 4:
+                case 1:
+                    newest = body[6] == 5
+                    wire.sendall(b"\x20\x03\x00\x00\x00" if newest else b"\x20\x02\x00\x00")
+                case 3:
+                    at = 2 + int.from_bytes(body[:2], "big")
+                    topic, payload = body[2:at].decode(), body[at + 2 + newest :]
+                    words = self._hangs_up(topic, payload)
+                    if words is not None:
+                        wire.sendall(words)
+                        return
+                    self.taken.append((topic, payload))
+                    owed += b"\x40\x02" + body[at : at + 2] if kind & 6 else b""
+                case 8:
+                    wire.sendall((b"\x90\x04%b\0\1" if newest else b"\x90\x03%b\1") % body[:2])
+                case 10:
+                    wire.sendall((b"\xb0\x04%b\0\x11" if newest else b"\xb0\x02%b") % body[:2])
+                case 12:
+                    wire.sendall(b"\xd0\x00")
+                case 14:
+                    return
+
+    def on(self, topic: str) -> list[bytes]:
+        """Return what was taken on a topic."""
+        return [payload for where, payload in self.taken if where == topic]
+
+    def close(self) -> None:
+        """Stop listening."""
+        self._server.close()
+
+
+def _packet(wire: socket.socket) -> tuple[int, bytes]:
+    """Read a packet; return its first byte and its body."""
+
+    def read(count: int) -> bytes:
+        wire.settimeout(10)
+        data = wire.recv(count, socket.MSG_WAITALL) if count else b""
+        wire.settimeout(0.02)
+        if len(data) < count:
+            raise ConnectionError
+        return data
+
+    kind, length, shift = read(1)[0], 0, 0
+    while True:
+        digit = read(1)[0]
+        length |= (digit & 0x7F) << shift
+        shift += 7
+        if not digit & 0x80:
+            return kind, read(length)
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """Let careful connections begin sooner."""
+    monkeypatch.setattr(hang_ups, "SETTLE", 0.2)
+    caplog.set_level(logging.INFO)
+
+
+@pytest.fixture
+def run() -> Iterator[Callable[[Client], Client]]:
+    """Run clients, which are closed after the test."""
+    running: list[Client] = []
+
+    def begin(client: Client) -> Client:
+        threading.Thread(target=client.run, daemon=True).start()
+        running.append(client)
+        return client
+
+    yield begin
+    for client in running:
+        client.close()
+
+
+@pytest.mark.parametrize("on_disk", [False, True])
+def test_a_result_over_which_mosquitto_hangs_up_is_dropped_and_the_others_arrive(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, on_disk: bool
+) -> None:
+    """Over MQTT 3.1.1 one of 9 kB was sent for ever, and nothing behind it arrived."""
+    broker = Mosquitto(tmp_path / "broker", "max_packet_size 6000\n")
+    listener = Listener(broker.port)
+    relayed = RelayedClient(
+        Relay(broker.port), tmp_path / "spool.db" if on_disk else None, protocol=4
+    )
+    client = relayed.client
+    belt, big = (client.open_channel(name, qos=1, lossless=False) for name in ("belt", "big"))
+    relayed.start()
+    relayed.up()
+    if on_disk:
+        relayed.break_off()
+    client.publish_message(message(big, 0, x="x" * 9000))
+    relayed.send(belt, *range(OTHERS))
+    if on_disk:
+        relayed.on_disk(OTHERS + 1)
+        relayed.relay.open()
+    wait_arrived(listener, "belt", OTHERS)
+    wait_until(lambda: not (big.pending or belt.pending), "the end of all")
+    counters = client.counters()
+    assert (counters.dropped, big.lost, belt.lost, counters.unauthorized) == (1, 1, 0, 1)
+    assert counters.forbidden.startswith("edge/box/result/big: the broker closes the connection")
+    assert "90" in counters.forbidden.partition("(")[2]
+    assert "device_id" not in caplog.text
+    # What is like it is dropped at once, what is smaller arrives.
+    connections = counters.reconnects
+    client.publish_message(message(big, 1, x="x" * 9000))
+    client.publish_message(message(big, 2))
+    wait_arrived(listener, "big", 1)
+    wait_until(lambda: not big.pending, "the end of both")
+    assert (client.counters().reconnects, big.lost) == (connections, 2)
+    assert [result["n"] for result in listener.on("edge/box/result/big")] == [2]
+    relayed.close()
+    listener.close()
+    broker.stop()
+
+
+def only_own(topic: str, _payload: bytes) -> bytes | None:
+    """Hang up without a word over what is not below `edge/`."""
+    return None if topic.startswith("edge/") else b""
+
+
+@pytest.mark.parametrize("protocol", [4, 5])
+def test_a_retained_topic_that_may_not_be_written_ends_no_more_connections(
+    run: Callable[[Client], Client], caplog: pytest.LogCaptureFixture, protocol: int
+) -> None:
+    """RabbitMQ hangs up over it: discovery by Home Assistant had kept all else from arriving."""
+    broker = Hanging(only_own)
+    client = make_client(broker.url, protocol=protocol)
+    belt = client.open_channel("belt", qos=1, lossless=False)
+    live = client.open_channel("live", qos=0, lossless=True)
+    client.publish_retained(DISCOVERY, b'{"name": "box"}')
+    client.publish_retained("edge/box/source/belt", b"{}")
+    for number in range(OTHERS):
+        client.publish_message(message(belt, number))
+        client.publish_message(message(live, number))
+    run(client)
+    wait_until(lambda: not belt.pending and not live.unconfirmed, "all acknowledgments")
+    wait_until(lambda: bool(broker.on("edge/box/source/belt")), "the other retained topic")
+    for name in ("belt", "live"):
+        numbers = {json.loads(body)["n"] for body in broker.on(f"edge/box/result/{name}")}
+        assert numbers == set(range(OTHERS))
+    assert belt.lost == 0
+    assert client.counters().forbidden == f"{DISCOVERY}: {hang_ups.explain(15)}"
+    assert f"{DISCOVERY}: not published for an hour" in caplog.text
+    assert "device_id" not in caplog.text
+    connections = broker.connections
+    client._outbox.connection._client.socket().shutdown(socket.SHUT_RDWR)  # type: ignore[union-attr]
+    wait_until(lambda: broker.connections > connections, "the next connection")
+    client.publish_message(message(belt, OTHERS))
+    wait_until(lambda: not belt.pending, "the acknowledgment")
+    assert broker.connections == connections + 1
+    broker.close()
+
+
+def test_an_action_that_may_not_be_published_ends_no_more_connections(
+    run: Callable[[Client], Client],
+) -> None:
+    """At each event it had ended two, and said that the connection broke."""
+    broker = Hanging(only_own)
+    client = run(make_client(broker.url, protocol=4))
+    wait_until(lambda: client.connected, "a connection")
+    acting = Actions(client.publish, lambda: "edge")
+
+    def act(*topics: str) -> None:
+        for topic in topics:
+            acting.act(Action(publish=topic, payload="ON", qos=1), {"rule": "r", "state": "begin"})
+
+    def is_over() -> bool:
+        acting.flush()
+        return not acting.undone() and acting.done + acting.failed == 2
+
+    act("siren/set", "edge/lamp")
+    wait_until(is_over, "both actions")
+    assert (acting.done, acting.failed) == (1, 1)
+    assert acting.problem({"siren/set"}) == f"publish siren/set: {hang_ups.explain(2)}"
+    assert client.counters().unauthorized == 0, "it is the action that health names"
+    connections = broker.connections
+    act("siren/set", "edge/lamp")
+    wait_until(lambda: acting.done == 2, "the lamp again")
+    assert (acting.failed, broker.connections) == (2, connections)
+    broker.close()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        b"\xe0\x02\x8b\x00",
+        b"\xe0\x02\x8d\x00",
+        b"\xe0\x02\x8e\x00",
+        b"\xe0\x02\x98\x00",
+        b"\x40\x03\x00\x01\xee",
+    ],
+    ids=["shutting down", "keepalive", "taken over", "administrator", "unreadable"],
+)
+def test_an_event_is_not_dropped_where_the_end_has_another_reason(
+    run: Callable[[Client], Client], monkeypatch: pytest.MonkeyPatch, words: bytes
+) -> None:
+    """However often that happens when it is in flight."""
+    monkeypatch.setattr("edge_agent.mqtt.connecting.TAKEN_OVER_PAUSE", 0.1)
+    left = iter([words] * 3 * hang_ups.PROOF)
+    broker = Hanging(lambda topic, _: next(left, None) if "/event/" in topic else None)
+    client = run(make_client(broker.url))
+    wait_until(lambda: client.connected, "a connection")
+    channel = client.open_channel("belt", qos=1, lossless=False)
+    client.publish_message(message(channel, 0, event=True))
+    wait_until(lambda: bool(broker.on("edge/box/event/belt")), "the event")
+    assert (channel.lost, client.counters().unauthorized) == (0, 0)
+    broker.close()
+
+
+class Breaking(Relay):
+    """Breaks connections as it is told."""
+
+    def __init__(self, target: int, breaks: list[str]) -> None:
+        """Take the *breaks* in turn: "event" at one, "idle" after CONNACK, "away" before it."""
+        self.breaks = breaks
+        super().__init__(target)
+
+    def _is_next(self, kind: str) -> bool:
+        return self.breaks[:1] == [kind]
+
+    def first_words(self, _words: bytes) -> bytes | None:
+        if not self._is_next("away"):
+            return None
+        del self.breaks[0]
+        return b""
+
+    def pass_on(self, data: bytes, source: socket.socket, sink: socket.socket) -> None:
+        if self._is_next("event") and b"/event/" in data:
+            del self.breaks[0]
+            self.cut()
+            return
+        super().pass_on(data, source, sink)
+        if self._is_next("idle") and data[0] == 0x20:
+            del self.breaks[0]
+            self.cut()
+
+
+@pytest.mark.parametrize(
+    "other",
+    [["idle"], ["away"] * 3],
+    ids=["breaks idle connections, too", "is away in between"],
+)
+def test_an_event_is_not_dropped_on_a_network_that_breaks_often(
+    broker: Mosquitto, tmp_path: Path, other: list[str]
+) -> None:
+    """Even if it breaks at the event again and again: something else happens in between."""
+    first, at_event = ["event"] * hang_ups.CAREFUL_AFTER, ["event"] * (hang_ups.PROOF - 1)
+    relay = Breaking(broker.port, [*first, *at_event, *other, *at_event, *other, *at_event])
+    relayed = RelayedClient(relay, tmp_path / "spool.db")
+    channel = relayed.client.open_channel("belt", qos=1, lossless=False)
+    relayed.start()
+    relayed.up()
+    relayed.send(channel, 0, event=True)
+    wait_until(lambda: not channel.pending, "the end of the event", 60)
+    assert not relay.breaks
+    assert (channel.lost, relayed.client.counters().unauthorized) == (0, 0)
+    relayed.close()
+    relay.shut()
+
+
+def test_what_a_broker_has_hung_up_over_is_tried_again(
+    run: Callable[[Client], Client], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After an hour: its access list may have been changed."""
+    monkeypatch.setattr(hang_ups, "SHUT_OUT_SECONDS", 0.0)
+    left = iter([b""] * (hang_ups.CAREFUL_AFTER + hang_ups.PROOF))
+    broker = Hanging(lambda topic, _: next(left, None) if topic == DISCOVERY else None)
+    client = make_client(broker.url)
+    client.publish_retained(DISCOVERY, b"{}")
+    run(client)
+    wait_until(lambda: bool(broker.on(DISCOVERY)), "it to be taken")
+    assert client.counters().unauthorized == 1
+    broker.close()
