@@ -125,6 +125,9 @@ class EventCommands:
         evidence = self._events.open(self._runner).evidence
         with _reading("pictures and clips"):
             kept = evidence.list(pipeline=request.pipeline, since=request.since, most=MOST_LISTED)
+            # Of a pipeline that is not in the settings any more there may be some.
+            if request.pipeline and not evidence.list(pipeline=request.pipeline, most=1):
+                find_pipeline(self._runner, request.pipeline)
         return {"kept": kept}
 
     def _open(self, event: str, kind: str) -> BufferedReader:

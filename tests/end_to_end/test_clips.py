@@ -152,6 +152,27 @@ def test_a_clip_is_what_the_source_has_sent(
     assert (tmp_path / "all" / saved.name).read_bytes() == clip.read_bytes()
 
 
+def test_evidence_of_no_such_pipeline_is_refused_and_none_is_said(
+    broker: Mosquitto, listen: Listeners, agent: Agents
+) -> None:
+    """A typed name gave an empty list, and 0: from afar and here; of one that was there, all."""
+    heard = listen(broker.port)
+    box = running(broker, agent, f"file:{CONVEYOR}?loop=1")
+    heard.wait_state(f"{D}/status", state="online")
+    old = box.folder / "state" / "evidence" / "gate" / "gate-1.jpg"
+    old.parent.mkdir(parents=True)
+    old.write_bytes(b"a picture")
+    for place in (("--device", "box", "--broker", broker.url), ("--config", str(box.config))):
+        wrong = call_cli("evidence", "list", "--pipeline", "bellt", *place)
+        assert (wrong.code, wrong.out) == (1, "")
+        assert "pipeline: there is no 'bellt'; did you mean 'belt'?" in wrong.error
+        none = call_cli("evidence", "list", "--pipeline", "belt", "--since=2999-01-01", *place)
+        assert (none.code, none.out) == (0, "")
+        assert "nothing of that is kept; evidence.keep_mb" in none.err
+        gone = call_cli("evidence", "list", "--pipeline", "gate", *place)
+        assert (gone.code, gone.err, gone.out.split()[2]) == (0, "", "gate-1")
+
+
 def test_evidence_of_a_device_that_is_away_is_refused_at_once(
     broker: Mosquitto, listen: Listeners, agent: Agents
 ) -> None:

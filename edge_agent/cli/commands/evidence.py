@@ -6,12 +6,13 @@ import argparse
 import hashlib
 import json
 import re
+import sys
 import time
 import uuid
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from ...core.errors import AgentError, UsageError
 from ...core.files import replace_file
@@ -20,6 +21,9 @@ from ...core.text import printable
 from ...mqtt.one_shot import OneShotClient
 from ..fleet import Fleet, look_filters, online_targets
 from ..options import Options, add_broker, broker_settings, load_settings, positive
+
+if TYPE_CHECKING:
+    from ...config.settings import Settings
 
 EXAMPLES = (
     "edge-agent evidence list --device edge-01 --since 2h",
@@ -59,7 +63,7 @@ def main(options: Options) -> int:
         raise UsageError(f"--pipeline: {options.pipeline!r} is no name of a pipeline")
     since = 0.0 if options.since is None else _moment(options.since)
     if options.device is None:
-        return _finish(options, _Folder(load_settings(options).state / "evidence"), since)
+        return _finish(options, _Folder(load_settings(options)), since)
     if not is_name(options.device):
         raise UsageError(f"--device: {options.device!r} is no name of a device")
     settings = broker_settings(options)
@@ -79,6 +83,8 @@ def _finish(options: Options, place: _Folder | _Device, since: float) -> int:
             f"{what} is kept; a clip is written evidence.after_s after the end of its event, and "
             "the oldest are deleted when evidence.keep_mb is full"
         )
+    if not kept:
+        print("nothing of that is kept; evidence.keep_mb says how much may be", file=sys.stderr)
     for each in kept:
         if options.action != "list":
             name = f"{each['pipeline']}-{each['event']}{SUFFIXES[each['kind']]}"
@@ -96,14 +102,25 @@ def _finish(options: Options, place: _Folder | _Device, since: float) -> int:
 class _Folder:
     """The evidence kept on this device."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, settings: Settings) -> None:
+        self._folder = settings.state / "evidence"
+        self._pipelines = [each.name for each in settings.pipelines]
 
     def kept(self, pipeline: str | None, since: float) -> list[dict[str, Any]]:
-        """Return the kept evidence, the latest first."""
+        """Return the kept evidence, the latest first.
+
+        Raises:
+            AgentError: there is no such pipeline, and nothing of it is kept.
+        """
+        from ...core.schema import nearest
         from ...rules.evidence import Evidence
 
-        return Evidence(self._folder).list(pipeline=pipeline, since=since)
+        evidence = Evidence(self._folder)
+        if pipeline and pipeline not in self._pipelines and not evidence.list(pipeline=pipeline):
+            raise AgentError(
+                f"pipeline: there is no {pipeline!r}{nearest(pipeline, self._pipelines)}"
+            )
+        return evidence.list(pipeline=pipeline, since=since)
 
     def read(self, kept: Kept) -> bytes:
         """Return a file."""
