@@ -72,8 +72,8 @@ def disk_problems(folder: Path, root: Path = ROOT) -> list[str]:
         disk = os.statvfs(folder)
     except OSError as problem:
         return [f"disk: {folder}: {problem.strerror}"]
-    if disk.f_flag & os.ST_RDONLY or _given_up(folder, root):
-        return [f"disk: {folder} is read-only: nothing can be kept over a restart"]
+    if (why := read_only(folder, root)) is not None:
+        return [f"disk: {why}"]
     if disk.f_files and disk.f_favail < FEW_FILES:  # some file systems do not count them
         return [f"disk: {disk.f_favail} more files can be made where {folder} is; remove some"]
     free, size = disk.f_bavail * disk.f_frsize, disk.f_blocks * disk.f_frsize
@@ -82,15 +82,24 @@ def disk_problems(folder: Path, root: Path = ROOT) -> list[str]:
     return [f"disk: {free // _MIB} of {size // _MIB} MiB are free where {folder} is; make room"]
 
 
-def _given_up(folder: Path, root: Path) -> bool:
-    """Whether the kernel refuses all writes after an error but reports a writable file system.
-
-    ext4 in newer kernels does this (seen in 6.18): it only shows `emergency_ro` after the device.
-    """
+def read_only(folder: Path, root: Path = ROOT) -> str | None:
+    """Return the text that the file system of *folder* is read-only, or None."""
     device = folder.stat().st_dev
     number = f" {os.major(device)}:{os.minor(device)} "
     lines = text(root / "proc/self/mountinfo").splitlines()
-    return any(number in line and "emergency_ro" in line for line in lines)
+    # Whatever a mount allows, the file system's own options are the last words of its line.
+    options = [line.rpartition(" ")[2].split(",") for line in lines if number in line]
+    # ext4 in newer kernels (seen in 6.18) refuses all writes after an error, and still has "rw".
+    given_up = any("emergency_ro" in each for each in options)
+    if not given_up and not os.statvfs(folder).f_flag & os.ST_RDONLY:
+        return None
+    if options and not given_up and all("rw" in each for each in options):
+        # systemd gives a service mounts of its own, which "remount" outside does not reach.
+        return (
+            f"{folder} is read-only for this process, although its disk is not: "
+            "systemctl restart edge-agent, or mount it anew"
+        )
+    return f"{folder} is read-only: nothing can be kept over a restart"
 
 
 def _of_cgroups(root: Path) -> Iterator[MemoryUse]:

@@ -152,6 +152,15 @@ def test_a_state_that_the_unit_makes_read_only_fails(box: Box) -> None:
     )
 
 
+def test_a_state_on_a_read_only_disk_is_no_matter_of_rights(box: Box) -> None:
+    """A `chown` was named, which fails and mends nothing."""
+    mounted = 'mount -t tmpfs -o ro tmpfs /srv/state; exec "$@"'
+    check = [sys.executable, "-m", "edge_agent", "check", "--config", "/srv/config.toml"]
+    done = box.run("sh", "-ec", mounted, "sh", *check)
+    assert "FAIL  state_dir: /srv/state is read-only: nothing can be kept" in done.stdout
+    assert "chown" not in done.stdout, done.stdout
+
+
 def test_the_folder_in_the_way_is_named(box: Box) -> None:
     """A file that is readable by itself, below a folder that is not, is blamed on the folder."""
     write_pictures(box.place / "private" / "x", [plain(9)])

@@ -199,5 +199,19 @@ def test_a_full_and_a_read_only_disk(small_disk: Path) -> None:
         assert disk_problems(small_disk) == [
             f"disk: {small_disk} is read-only: nothing can be kept over a restart"
         ]
+        said = call_cli("check", "--config", str(config))
+        assert f"FAIL  state_dir: {small_disk} is read-only: nothing can be kept" in said.out
+        assert "mount -o remount,rw makes it writable" in said.out
+    finally:
+        subprocess.run(["umount", str(small_disk)], check=True)
+
+
+def test_a_disk_that_is_read_only_for_the_service_alone(small_disk: Path) -> None:
+    """It was remounted outside of the service, whose own mount stayed: nothing said what mends."""
+    try:
+        subprocess.run(["mount", "-o", "remount,bind,ro", str(small_disk)], check=True)
+        (why,) = disk_problems(small_disk)
+        assert why.startswith(f"disk: {small_disk} is read-only for this process, although its")
+        assert "systemctl restart edge-agent" in why
     finally:
         subprocess.run(["umount", str(small_disk)], check=True)

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ...device.pressure import read_only
 from .service_user import service_user
 
 if TYPE_CHECKING:
@@ -17,6 +18,10 @@ def check_state(report: Report, settings: Settings, file: Path | None) -> None:
     """Check that it can be written, including by the service's user, as we may be root."""
     if not settings.state.exists():
         report.line("ok", "state_dir", f"{settings.state}, made by the first run")
+        return
+    if (why := read_only(settings.state)) is not None:
+        mend = "mount -o remount,rw makes it writable; dmesg says why it is not"
+        report.line("FAIL", "state_dir", f"{why}; {mend}")
         return
     text = f"{settings.state}, writable"
     user = service_user() if os.geteuid() == 0 else None
