@@ -90,8 +90,10 @@ def make_client(
     if tls is None:
         _import_lazily("ssl", errors=("SSLWantReadError", "SSLWantWriteError"))
     import paho.mqtt.client as paho
+    import paho.mqtt.properties
     from paho.mqtt.enums import CallbackAPIVersion
 
+    vars(paho.mqtt.properties)["readUTF"] = _read_text
     client = paho.Client(
         CallbackAPIVersion.VERSION2,
         client_id=client_id,
@@ -114,6 +116,27 @@ def make_client(
     # compares the name with the certificate.
     vars(client)["_create_socket_connection"] = lambda: _open(where)
     return client
+
+
+def _read_text(buffer: bytes, room: int) -> tuple[str, int]:
+    """Read a text of an MQTT 5 property as paho's `readUTF`, whatever characters it has.
+
+    paho ends the connection over U+FEFF, which is allowed (MQTT 5, 1.5.4): the broker then sends
+    that message again at every connection.
+
+    Returns:
+        The text and the number of bytes that it takes.
+
+    Raises:
+        MalformedPacket: it is longer than the *room* bytes that are left.
+    """
+    from paho.mqtt.properties import MalformedPacket
+
+    size = 2 + int.from_bytes(buffer[:2], "big")
+    if room < 2 or size > room:
+        raise MalformedPacket("a text of a property is longer than the packet")
+    text = bytes(buffer[2:size]).decode("utf-8", "replace")
+    return text.replace("\0", "\N{REPLACEMENT CHARACTER}"), size
 
 
 class _Beginning(bytearray):

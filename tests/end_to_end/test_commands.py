@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
+from subprocess import run
 from typing import Any
 
 import numpy as np
@@ -461,6 +462,26 @@ def test_nothing_that_arrives_stops_the_agent(
     assert shared_device.reply(request)["ok"] is True
     assert shared_device.agent.process.poll() is None
     shared_device.more_results("live", 2)
+
+
+def test_a_byte_order_mark_in_a_property_cuts_nothing_off(
+    broker: Mosquitto, device: Device
+) -> None:
+    """MQTT 5 allows it; paho ended the connection over it, and the broker sent it at each again."""
+    topic, mark = f"{D}/in/command/ping", "x\ufeffy"
+    for number, put in enumerate(
+        (
+            ["user-property", "from", mark],
+            ["content-type", mark],
+            ["response-topic", f"callers/{mark}"],
+        )
+    ):
+        command = ["mosquitto_pub", "-p", str(broker.port), "-V", "5", "-q", "1", "-t", topic]
+        message = json.dumps({"id": f"marked-{number}"})
+        run([*command, "-D", "publish", *put, "-m", message], check=True)
+        assert device.reply(f"marked-{number}")["ok"] is True
+    states = [each["state"] for each in device.heard.on(f"{D}/status")]
+    assert states == ["online"]
 
 
 def test_what_is_malformed_is_counted(shared_device: Device) -> None:
