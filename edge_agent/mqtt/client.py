@@ -129,7 +129,7 @@ class Client:
         """Foreign topics that are read as sensors."""
         self.feeds.on_open, self.feeds.on_close = self._read, lambda topic: self.leave([topic])
         self._outbox = Outbox(f"{status_topic}/barrier")
-        self._subscribing = Subscribing()
+        self._subscribing = Subscribing(self.feeds.qos)
         self._spool_writer: SpoolWriter | None = None
         self._connects = 0
         self._problem: str | None = None

@@ -222,8 +222,10 @@ class Connection:
         """Set how many messages of QoS 1 may be unacknowledged; return the former number."""
         return paho_client.exchange_window(self._client, most)
 
-    def subscribe(self, filters: list[str], *, as_published: bool = False) -> int | None:
-        """Subscribe at QoS 1; return the message id, or None if the connection has ended.
+    def subscribe(
+        self, filters: list[tuple[str, int]], *, as_published: bool = False
+    ) -> int | None:
+        """Subscribe, each at its QoS; return the message id, or None if the connection has ended.
 
         *as_published* keeps the retain flag of messages delivered at publication (MQTT 5,
         3.8.3.1); MQTT 3.1.1 cannot.
@@ -231,8 +233,8 @@ class Connection:
         if not filters:
             return None  # MQTT has no empty SUBSCRIBE
         if as_published and self.protocol == 5:
-            return self._client.subscribe([paho_client.as_published(topic) for topic in filters])[1]
-        return self._client.subscribe([(topic, 1) for topic in filters])[1]
+            return self._client.subscribe([paho_client.as_published(*each) for each in filters])[1]
+        return self._client.subscribe(filters)[1]
 
     def unsubscribe(self, topics: str | list[str]) -> int | None:
         return self._client.unsubscribe(topics)[1]

@@ -71,7 +71,7 @@ class OneShotClient:
     def _subscribe(self, connection: Connection, filters: list[str]) -> None:
         if filters:
             self._asked += 2  # first, because the answer may arrive before this returns
-            connection.subscribe(filters)
+            connection.subscribe([(each, 1) for each in filters])
             # Answered after the retained messages are sent, see `outbox.Barrier`.
             connection.unsubscribe(f"edge-agent-cli/{uuid.uuid4().hex}")
 
@@ -250,9 +250,9 @@ class TopicReader:
         self._changing = threading.Lock()
         self._closing = threading.Event()
 
-    def open(self, topic: str, put: Put) -> None:
-        """Pass the payloads of a topic to *put*, which must not wait."""
-        self._feeds.open(topic, put)
+    def open(self, topic: str, put: Put, *, held: bool) -> None:
+        """Pass the payloads of a topic to *put*, which must not wait; brokers hold none for it."""
+        self._feeds.open(topic, put, held=held)
 
     def close(self, topic: str, put: Put) -> None:
         """Stop passing payloads to *put*."""

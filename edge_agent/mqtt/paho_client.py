@@ -90,10 +90,10 @@ def make_client(
     if tls is None:
         _import_lazily("ssl", errors=("SSLWantReadError", "SSLWantWriteError"))
     import paho.mqtt.client as paho
-    import paho.mqtt.properties
+    from paho.mqtt import properties as read
     from paho.mqtt.enums import CallbackAPIVersion
 
-    vars(paho.mqtt.properties)["readUTF"] = _read_text
+    read.readUTF = _read_text
     client = paho.Client(
         CallbackAPIVersion.VERSION2,
         client_id=client_id,
@@ -130,7 +130,7 @@ def _read_text(buffer: bytes, room: int) -> tuple[str, int]:
     Raises:
         MalformedPacket: it is longer than the *room* bytes that are left.
     """
-    from paho.mqtt.properties import MalformedPacket
+    from paho.mqtt.exception import MalformedPacket
 
     size = 2 + int.from_bytes(buffer[:2], "big")
     if room < 2 or size > room:
@@ -164,10 +164,11 @@ def _bound(client: Client, most: int) -> None:
 
 
 def _bound_properties(client: Client) -> None:
-    """Read a message with too many properties without any.
+    """Read a message with too many properties, or with such that paho refuses, without any.
 
     paho takes a time that grows with their square, and holds the interpreter meanwhile: a message
-    with 1 MB of user properties, which brokers pass on, stopped the process for a minute.
+    with 1 MB of user properties, which brokers pass on, stopped the process for a minute. Over what
+    it refuses it ends the connection, and the broker sends the message again at each.
     """
     handle = client._handle_publish  # noqa: SLF001
 
@@ -182,14 +183,24 @@ def _bound_properties(client: Client) -> None:
             shift += 7
             if digit < 0x80:
                 break
-        if size > MOST_PROPERTIES:
-            log.warning(
-                "broker: a message came with %d bytes of properties; they are ignored", size
-            )
+        why = f"are {size} bytes" if size > MOST_PROPERTIES else _refused(packet[begin : at + size])
+        if why:
+            log.warning("broker: a message's properties are ignored: they %s", why)
             packet[begin : at + size] = b"\0"
         return handle()
 
     vars(client)["_handle_publish"] = bounded
+
+
+def _refused(encoded: bytes) -> str:
+    """Return why paho refuses the properties of a message; empty: it takes them."""
+    if len(encoded) < 2:
+        return ""
+    try:
+        properties("PUBLISH").unpack(bytes(encoded))
+    except Exception as problem:  # noqa: BLE001 - it also fails with IndexError, KeyError …
+        return f"cannot be read: {shown(problem)}"
+    return ""
 
 
 def receives(client: Client) -> bool:
@@ -334,11 +345,11 @@ def session_options(*, keep: bool, clean: bool = False, others: bool = False) ->
     return {"clean_start": clean or not keep, "properties": properties("CONNECT", **limits)}
 
 
-def as_published(topic: str) -> tuple[str, Any]:
-    """Return a subscription at QoS 1 that keeps the retain flag as published."""
+def as_published(topic: str, qos: int) -> tuple[str, Any]:
+    """Return a subscription that keeps the retain flag as published."""
     from paho.mqtt.subscribeoptions import SubscribeOptions
 
-    return topic, SubscribeOptions(qos=1, retainAsPublished=True)
+    return topic, SubscribeOptions(qos=qos, retainAsPublished=True)
 
 
 def code_of(reason: Any) -> int:

@@ -34,9 +34,9 @@ MOST_DOUBTS = 8
 """Most unknown keys of a command that are reported."""
 MAX_ERROR = 1000
 """Most characters of an error in a reply, and of a command in the log."""
-MAX_RESPONSE_TOPIC = 512
-"""Most characters of a response topic: brokers end a connection over topics that they consider too
-long or too deep."""
+MAX_RESPONSE_TOPIC, MAX_RESPONSE_LEVELS = 512, 32
+"""Most characters and levels of a response topic: brokers end a connection over topics that they
+consider too long or too deep (mosquitto: more than 200 levels)."""
 IDLE_SECONDS = 0.25
 
 R = TypeVar("R")
@@ -424,7 +424,9 @@ def is_for_replies(topic: str, own: Topics, read: Collection[str]) -> bool:
     would be read as the state of a device, one under `in/` as a request, and one on a topic of
     *read*, which this device's sources read, as a reading.
     """
-    if topic in read or len(topic) > MAX_RESPONSE_TOPIC or any(mark in topic for mark in "+#"):
+    if topic in read or any(mark in topic for mark in "+#"):
+        return False
+    if len(topic) > MAX_RESPONSE_TOPIC or topic.count("/") >= MAX_RESPONSE_LEVELS:
         return False
     if topic.startswith("$") or not topic.isprintable():
         return False  # reserved for the broker, or not accepted by all brokers

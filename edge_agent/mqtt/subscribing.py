@@ -5,6 +5,7 @@ Without a grant nothing arrives, which would otherwise go unnoticed: results are
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from .connection import Connection, Refusal
@@ -29,7 +30,9 @@ class _Request:
 class Subscribing:
     """The subscriptions of successive connections; callers hold the client's lock."""
 
-    def __init__(self) -> None:
+    def __init__(self, qos: Callable[[str], int]) -> None:
+        """Start without any; *qos* returns the QoS for a foreign topic."""
+        self._qos = qos
         self.problem: str | None = None
         """Why not all are granted; kept over a new connection until that has granted all."""
         self._requests: dict[int, _Request] = {}
@@ -46,7 +49,8 @@ class Subscribing:
         """Subscribe; *own*: topics for commands and pushes, or else foreign topics."""
         if not topics:
             return
-        mid = connection.subscribe(topics, as_published=own)
+        wanted = [(topic, 1 if own else self._qos(topic)) for topic in topics]
+        mid = connection.subscribe(wanted, as_published=own)
         if mid is not None:  # None: the connection has just ended
             self._requests[mid] = _Request(topics, own)
 

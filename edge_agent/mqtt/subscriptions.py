@@ -79,14 +79,22 @@ class Feeds:
         self.on_close: Callable[[str], None] = _nothing
         """Called when a topic gets its first reader, and when it loses its last."""
         self._readers: dict[str, tuple[Put, ...]] = {}
+        self._held: set[str] = set()
         self._lock = threading.Lock()
 
-    def open(self, topic: str, put: Put) -> None:
-        """Pass the messages of a topic to *put* from now on."""
+    def open(self, topic: str, put: Put, *, held: bool) -> None:
+        """Pass the messages of a topic to *put* from now on.
+
+        *held*: also those that the broker has held while it could not be reached. Without a time of
+        their own they would pass for readings of now.
+        """
         with self._lock:
             before = self._readers.get(topic, ())
             self._readers[topic] = (*before, put)
-        if not before:
+            more = held and topic not in self._held
+            if more:
+                self._held.add(topic)
+        if more or not before:
             self.on_open(topic)
 
     def close(self, topic: str, put: Put) -> None:
@@ -98,6 +106,7 @@ class Feeds:
                 self._readers[topic] = left
             else:
                 gone = self._readers.pop(topic, None) is not None
+                self._held.discard(topic)
         if not left and gone:
             self.on_close(topic)
 
@@ -105,6 +114,10 @@ class Feeds:
         """List the topics that are read."""
         with self._lock:
             return sorted(self._readers)
+
+    def qos(self, topic: str) -> int:
+        """Return the QoS of a subscription: of QoS 0 brokers hold nothing."""
+        return int(topic in self._held)
 
     def take(self, message: ReceivedMessage) -> bool:
         """Pass a message to the readers of its topic; False: there are none."""

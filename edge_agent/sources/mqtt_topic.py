@@ -133,7 +133,7 @@ class TopicMessages:
         self._size = 0
         self._given_up = 0
         self._came = threading.Condition()
-        topics.open(topic, self._put)
+        topics.open(topic, self._put, held=payload.time is not None)
 
     def _put(self, payload: bytes) -> None:
         """Queue a message; called by the connection's thread, so it must not wait."""

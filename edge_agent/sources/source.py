@@ -32,8 +32,11 @@ SLACK = 1.0
 class Topics(Protocol):
     """The messages published by others, by topic. See `mqtt.subscriptions`."""
 
-    def open(self, topic: str, put: Callable[[bytes], None]) -> None:
-        """Pass the payloads of a topic to *put*, which must not wait."""
+    def open(self, topic: str, put: Callable[[bytes], None], *, held: bool) -> None:
+        """Pass the payloads of a topic to *put*, which must not wait.
+
+        *held*: also those that the broker has held while it could not be reached.
+        """
 
     def close(self, topic: str, put: Callable[[bytes], None]) -> None:
         """Stop passing payloads to *put*."""

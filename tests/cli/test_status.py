@@ -368,7 +368,7 @@ def test_a_message_with_very_many_properties_hides_no_other(device: Make) -> Non
     told = call_cli("status")
     assert "one  ok" in told.out
     assert "evil  unknown  online" in told.out
-    assert "came with 1050000 bytes of properties; they are ignored" in told.err
+    assert "a message's properties are ignored: they are 1050000 bytes" in told.err
 
 
 METADATA = {"task": "classify", "names": "{0: 'good', 1: 'bad'}", "imgsz": "[32, 32]"}

@@ -183,6 +183,7 @@ def test_replies_also_go_where_the_request_says(broker: Mosquitto, device: Devic
         (f"{D}/reply/elsewhere", True),
         ("$SYS/x", False),
         ("a/" * 300 + "a", False),
+        ("a/" * 240 + "a", False),
         (f"{D}/status", False),
         (f"{D}/model/finder", False),
         (f"{D}/reply", False),
@@ -474,6 +475,7 @@ def test_a_byte_order_mark_in_a_property_cuts_nothing_off(
             ["user-property", "from", mark],
             ["content-type", mark],
             ["response-topic", f"callers/{mark}"],
+            ["payload-format-indicator", "2"],
         )
     ):
         command = ["mosquitto_pub", "-p", str(broker.port), "-V", "5", "-q", "1", "-t", topic]

@@ -459,7 +459,7 @@ def test_a_message_that_is_too_large_is_read_and_not_kept(
     hooks = Hooks(message=heard.put, subscribed=lambda *_: ready.set())
     settings = Broker(url=broker.url)
     connection = connect(settings, "box", hooks=hooks, protocol=protocol, session=True)
-    connection.subscribe(["to/box"])
+    connection.subscribe([("to/box", 1)])
     assert ready.wait(PATIENCE)
     sender = listen(broker.port)
     for payload in (bytes(4000), bytes(1_500_000), b"small"):

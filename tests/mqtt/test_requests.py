@@ -301,7 +301,7 @@ def test_what_has_no_id_is_answered_on_its_response_topic(
 
 def test_a_reply_never_becomes_a_reading(device: Device) -> None:
     """Whoever may send commands could have made a sensor say so."""
-    device.client.feeds.open("plant/t", lambda _: None)
+    device.client.feeds.open("plant/t", lambda _: None, held=False)
     topic = "edge/box/in/command/greet"
     for asked in ("plant/t", "plant/u"):
         body = json.dumps({"id": asked[-1], "name": "x"}).encode()
