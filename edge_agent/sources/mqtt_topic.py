@@ -32,11 +32,18 @@ MAX_WAITING = 16 * 2**20
 """Most bytes of waiting messages; beyond that the oldest are dropped."""
 MAX_BYTES = 1024 * 1024
 """Largest message, bytes."""
+EMPTY = 10
+"""So many messages in a row without any value are an error; fewer are of something else, as the
+battery."""
 LATEST_NS = 2**63
 """Greatest time of a 64-bit clock, nanoseconds since 1970: in 2262."""
 _PLACE = re.compile("[0-9]{1,9}")
 _NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 _LARGEST = float(np.finfo(np.float32).max)
+
+
+class EmptyError(SampleError):
+    """A message is an object that holds none of the values, or only nulls."""
 
 
 @record
@@ -58,6 +65,7 @@ class Payload:
         no number among others, as a model may not take it: `flaw` is its error.
 
         Raises:
+            EmptyError: it is an object without any of the values.
             SampleError: the payload is not as expected; the text has both.
         """
         if len(payload) > MAX_BYTES:
@@ -87,11 +95,11 @@ class Payload:
             key for key in value if key != self.time and isinstance(value[key], bool)
         )
         if not names:
-            raise SampleError(f"expected an object that holds numbers, found {_shown(value)}")
+            raise EmptyError(f"expected an object that holds numbers, found {_shown(value)}")
         columns = [_column_at(value, name, loose=not self.fields) for name in names]
         counts = Counter(len(column) for column in columns if column is not None)
         if not counts:
-            _column(_at(value, names[0]), names[0])  # raises why there is none
+            raise EmptyError(f"expected a field {names[0]}, found {_shown(value)}")
         (count, most), *others = counts.most_common()
         if others and (self.fields or others[0][1] == most):
             raise SampleError(
@@ -132,6 +140,8 @@ class TopicMessages:
         self._messages: deque[tuple[bytes, int, float]] = deque()
         self._size = 0
         self._given_up = 0
+        self._empty = EMPTY
+        """Messages in a row without a value; as if there had been many before the first one."""
         self._came = threading.Condition()
         topics.open(topic, self._put, held=payload.time is not None)
 
@@ -158,9 +168,14 @@ class TopicMessages:
         for payload, time_ns, since in messages:
             try:
                 data, columns, times = self._payload.read(payload)
+            except EmptyError as problem:
+                self._empty += 1
+                if self._empty >= EMPTY:
+                    found.append(problem)
             except SampleError as problem:
                 found.append(problem)
             else:
+                self._empty = 0
                 found.append(Rows(data, time_ns, since, columns, times, flaw=flaw(data, columns)))
         return found
 

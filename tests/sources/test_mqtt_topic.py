@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 
 from edge_agent.core.errors import SampleError
-from edge_agent.sources.mqtt_topic import Payload, flaw
+from edge_agent.mqtt.connection import ReceivedMessage
+from edge_agent.mqtt.subscriptions import Feeds
+from edge_agent.sources.mqtt_topic import EMPTY, Payload, TopicMessages, flaw
 
 ENDLESS = "9" * 400
 
@@ -136,6 +138,24 @@ def test_a_message_without_one_of_the_fields_still_gives_the_others() -> None:
     for message, words in ((b'{"e": {}}', "a field e.power"), (b'{"e": {"power": null}}', "null")):
         with pytest.raises(SampleError, match=words):
             payload.read(message)
+
+
+def test_a_message_about_something_else_is_no_error() -> None:
+    """A door contact that reported its battery alone made the device degraded for a minute."""
+    feeds = Feeds()
+    sensor = TopicMessages(feeds, "z/door", Payload(("contact",)))
+
+    def read(*messages: bytes) -> list[str]:
+        for message in messages:
+            feeds.take(ReceivedMessage("z/door", message, False, None, None, lambda: None, 0))
+        return [str(item) if isinstance(item, SampleError) else "rows" for item in sensor.read(0)]
+
+    words = "expected a field contact, found '{\"battery\": 3}'"
+    assert read(b'{"battery": 3}') == [words]  # it may be misspelled
+    assert read(b'{"contact": true}', b'{"battery": 3}', b'{"contact": null}') == ["rows"]
+    assert read(b'{"contact": "perhaps"}') == ["contact: expected numbers, found '\"perhaps\"'"]
+    # Not one of many in a row: it may have another name now.
+    assert read(*[b'{"battery": 3}'] * EMPTY) == [words] * 3
 
 
 def test_a_reading_has_one_time() -> None:
