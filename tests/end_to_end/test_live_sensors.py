@@ -236,7 +236,6 @@ def test_what_is_no_reading_is_counted_and_stops_nothing(
         b'{"v": {"x": 1e999}, "t": 1}',
         b'{"v": {"x": NaN}, "t": 1}',
         b'{"v": {"x": "1.0"}, "t": 1}',
-        b'{"v": 3}',
         b"[1, 2, 3]",
         b"",
         b"\xff\xfe",
@@ -245,7 +244,7 @@ def test_what_is_no_reading_is_counted_and_stops_nothing(
         reading(6, at=now + 7200).encode(),
         reading(6, at=-1).encode(),
     ]
-    for each in bad:
+    for each in (*bad, b'{"v": 3}'):  # the last one is of something else
         publish("plant/press", each)
     for n in (6, 7, 7, 5, 8, 9):  # one doubled, one late
         publish("plant/press", reading(n))
