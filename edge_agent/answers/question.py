@@ -15,6 +15,7 @@ import numpy as np
 from ..core.errors import ModelError, SampleError
 from ..core.frozen import record
 from ..core.json_text import read_json
+from ..core.text import counted
 from ..core.types import Array, Kind, Reading, Tensors, TensorSpec
 from ..inference.engines.generator import PICTURE_TAG
 from ..inference.model import Model
@@ -225,7 +226,8 @@ def _window(given: Any, columns: Any, rate: Any, spec: InputSpec) -> Question:
         rows = _at_own_rate(rows, rate, spec)
     needed = 1 if spec.window is None else (spec.window - 1) * spec.every + 1
     if len(rows) < needed or (needed == 1 and len(rows) > 1):
-        raise SampleError(f"readings: expected {needed} rows, found {len(rows)}")
+        mend = "; ask many as tensors, see /v2/models/<model>/infer" if needed == 1 else ""
+        raise SampleError(f"readings: expected {counted(needed, 'row')}, found {len(rows)}{mend}")
     warnings: tuple[str, ...] = ()
     if len(rows) > needed:
         warnings = (f"readings: of {len(rows)} rows the last {needed} were used",)

@@ -213,7 +213,11 @@ HOSTILE: dict[str, tuple[str, bytes | dict[str, Any], str]] = {
     "a text": ("rows", {"readings": [[0.1, 1, 2, "a" * 2**18]]}, "rows of equally many numbers"),
     "not finite": ("rows", b'{"tensors": {"row": [[1, 2, 3, 1e999]]}}', "that float32 has not"),
     "NaN": ("rows", b'{"readings": [[1, 2, 3, NaN]]}', "not finite"),
-    "several rows": ("rows", {"readings": [[1] * 4] * 2}, "expected 1 rows, found 2"),
+    "several rows": (
+        "rows",
+        {"readings": [[1] * 4] * 2},
+        "expected 1 row, found 2; ask many as tensors, see /v2/models/<model>/infer",
+    ),
     "too short": ("loud", {"readings": [[1]]}, "expected 4 rows, found 1"),
     "rows of nothing": ("loud", {"readings": [[], []]}, "expected rows"),
     "too many names": ("loud", {"readings": [[1]] * 4, "columns": ["a", "b"]}, "2 names"),
