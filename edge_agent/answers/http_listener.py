@@ -9,7 +9,8 @@ import socket
 import stat
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,9 @@ from .answers import Answers
 
 log = logging.getLogger(__name__)
 
+LIBRARIES = ("starlette", "uvicorn", "httptools", "prometheus_client")
+"""Those of the extra; only `/metrics` needs the last one."""
+
 
 class _Server:
     """A listening socket and its server, until `close`."""
@@ -30,7 +34,7 @@ class _Server:
         try:
             from .http_protocol import BoundedProtocol
         except ModuleNotFoundError as problem:
-            raise UsageError(missing(problem.name or "uvicorn")) from None
+            raise UsageError(f"http.listen: {missing([problem.name or 'uvicorn'])}") from None
         self.http = http
         self._endpoint = parse_listen(http.listen)
         self._uvicorn = web_server(app, "error", http=BoundedProtocol, loop="asyncio", ws="none")
@@ -85,12 +89,17 @@ def bind(endpoint: Endpoint) -> socket.socket:
     return listening
 
 
-def missing(library: str) -> str:
-    """Return the error for a missing library of the extra, and how to install it."""
-    return (
-        f"http.listen: needs {library}; install it with: "
-        f"{sys.executable} -m pip install starlette uvicorn httptools"
-    )
+def missing(besides: Sequence[str] = ()) -> str | None:
+    """Return which libraries of the extra are missing, and how to install all of them, or None.
+
+    *besides*: what to name if it has them all.
+    """
+    lacking = [name.replace("_", "-") for name in LIBRARIES if find_spec(name) is None]
+    lacking = lacking or [*besides]
+    if not lacking:
+        return None
+    mend = f"{sys.executable} -m pip install {' '.join(lacking)}"
+    return f"needs {', '.join(lacking)}; install with: {mend}"
 
 
 class HttpListener:
@@ -143,7 +152,7 @@ class HttpListener:
         try:
             from .http_app import application
         except ModuleNotFoundError as problem:
-            raise UsageError(missing(problem.name or "starlette")) from None
+            raise UsageError(f"http.listen: {missing([problem.name or 'starlette'])}") from None
         return application(self._answers, lambda: self._http().token, self._metrics)
 
     def _metrics(self) -> bytes:

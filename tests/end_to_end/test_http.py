@@ -7,6 +7,7 @@ import json
 import resource
 import signal
 import socket
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -30,6 +31,7 @@ from tests.helpers.support import (
     agent_settings,
     call_cli,
     free_port,
+    run_cli,
     wait_until,
 )
 from tests.helpers.tiny_networks import node, save_onnx
@@ -39,6 +41,27 @@ Agents = Callable[..., AgentProcess]
 Listeners = Callable[..., Listener]
 D = "edge/box"
 GRAY = encode_jpeg(plain(100))
+
+
+WITHOUT = "import sys\nsys.modules['httptools'] = sys.modules['prometheus_client'] = None\n"
+
+
+def test_all_that_the_extra_lacks_is_named_by_the_log_health_and_check(
+    broker: Mosquitto, listen: Listeners, agent: Agents, tmp_path: Path
+) -> None:
+    """After what the log had named was installed, `/metrics` asked for one more."""
+    (tmp_path / "without").mkdir()
+    (tmp_path / "without" / "sitecustomize.py").write_text(WITHOUT)
+    environ = {"PYTHONPATH": str(tmp_path / "without")}
+    http = {"listen": f"127.0.0.1:{free_port()}"}
+    heard = listen(broker.port)
+    process = agent(agent_settings("box", broker.url, [], http=http), environ=environ)
+    needed = "needs httptools, prometheus-client; install with: "
+    words = f"{needed}{sys.executable} -m pip install httptools prometheus-client"
+    heard.wait_why(f"http.listen: {words}")
+    assert f"http.listen: {words}" in process.words()
+    done = run_cli("check", "--config", str(process.config), environ=environ)
+    assert f"FAIL  http.listen: {words}" in done.stdout
 
 
 class Answered(NamedTuple):

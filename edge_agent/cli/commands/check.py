@@ -363,16 +363,14 @@ def _sizes(report: Report, streams: Sequence[Stream]) -> None:
 
 def _answers(report: Report, device: _Device) -> None:
     """Check the models that others may ask, and where."""
+    from ...answers.http_listener import missing
     from ...config.answers import parse_listen
     from ...config.settings import parse_route
 
     if listen := device.settings.http.listen:
-        libraries = ("starlette", "uvicorn", "httptools", "prometheus_client")
-        lacking = [name.replace("_", "-") for name in libraries if find_spec(name) is None]
         endpoint = parse_listen(listen)
-        if lacking:
-            mend = f"{sys.executable} -m pip install {' '.join(lacking)}"
-            report.line("FAIL", "http.listen", f"needs {', '.join(lacking)}: {mend}")
+        if lacking := missing():
+            report.line("FAIL", "http.listen", lacking)
         elif endpoint.port is not None and (taken := _taken(endpoint.port, endpoint.host)):
             report.line("note", "http.listen", taken)
         elif endpoint.port is None and not Path(endpoint.host).parent.is_dir():
