@@ -344,6 +344,8 @@ class Agent:
             self._closing = True
         if self._control is not None:
             self._control.suspend()
+        self._runner.end_results()  # before the rules are closed
+        if self._control is not None:
             self._control.close()
 
     def _close_client(self) -> None:

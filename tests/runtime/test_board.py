@@ -563,6 +563,23 @@ TestBoardMachine = BoardMachine.TestCase
 TestBoardMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 
 
+def test_what_comes_after_the_end_of_results_is_not_delivered(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A frame that hangs in its model keeps nothing open, and its late result is no surprise."""
+    monkeypatch.setattr("edge_agent.runtime.scheduler.board.RESULT_SECONDS", 0.0)
+    queue = bench.queue(room=2, lossless=True)
+    for _ in range(2):
+        bench.put(queue)
+    hangs, later = bench.take(), bench.take()
+    delivered: list[str] = []
+    bench.board.finish(later, lambda: delivered.append("later"))
+    bench.board.end_results([queue])
+    bench.board.finish(hangs, lambda: delivered.append("hangs"))
+    assert delivered == []
+    assert queue.at_rest
+
+
 def test_a_lane_does_not_run_away_from_one_that_hands_results_over() -> None:
     """While one delivery lasts, few more frames are taken; all are delivered in order, then."""
     bench = Bench()

@@ -137,9 +137,10 @@ class Pipeline:
         self._capture.halt()
 
     def stop(self) -> None:
-        """Stop capturing and discard waiting captures."""
+        """Stop capturing, discard waiting captures, and deliver what is in the lanes."""
         self._capture.halt()
         self._common.board.remove(self.queue)
+        self._common.board.end_results([self.queue])
         self._common.sinks.close(self.stream)
 
     def _lose(self, switched_off: bool) -> None:

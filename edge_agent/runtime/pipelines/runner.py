@@ -201,6 +201,10 @@ class Runner:  # noqa: PLR0904 - what commands, reload and health ask of pipelin
         for queue, _ in self._accepted:
             queue.close()
 
+    def end_results(self) -> None:
+        """Wait until no further result will be published; the board is closed."""
+        self.board.end_results([pipeline.queue for pipeline in self.pipelines.values()])
+
     def watch(self) -> None:
         """Replace capture threads that hang, start those that wait; called about every second."""
         self.threads.start_waiting()

@@ -21,6 +21,8 @@ from .queue import REASONS, Account, FrameQueue, Job, M, Reason
 
 __all__ = ["REASONS", "Account", "Board", "FrameQueue", "Job"]
 
+RESULT_SECONDS = 2.0
+"""Time for frames in lanes to give their results at the end of a pipeline, or of the agent."""
 PATIENCE = 0.02
 """Seconds that an idle lane waits before one more recording may continue."""
 
@@ -319,6 +321,17 @@ class Board(Generic[M]):
                 self._changed.wait(0.1)
 
     # Control side
+
+    def end_results(self, queues: Sequence[FrameQueue[M]]) -> None:
+        """Wait for the results of frames in lanes; those that come later are not delivered.
+
+        Called after `close` or `remove`, and before what each published result must have passed,
+        as the rules, is closed.
+        """
+        with self._lock:
+            self._changed.wait_for(lambda: all(q.results.complete for q in queues), RESULT_SECONDS)
+            for queue in queues:
+                queue.results.close()
 
     @contextmanager
     def boundary(self) -> Iterator[None]:

@@ -124,6 +124,7 @@ class ResultsInOrder:
         """Results waiting for an older one, by ticket."""
         self._delivering = False
         """Whether a lane is delivering results."""
+        self._closed = False
         self._anew = False
         """Whether a capture after a gap gives no result, so that the next one to be queued has to
         begin anew in its place."""
@@ -147,7 +148,12 @@ class ResultsInOrder:
 
     def put(self, ticket: int, deliver: Callable[[], None] | None) -> None:
         """Store the function that delivers a result; None: the frame has no result."""
-        self._waiting[ticket] = deliver or (lambda: None)
+        self._waiting[ticket] = (lambda: None) if deliver is None or self._closed else deliver
+
+    def close(self) -> None:
+        """Deliver no further result."""
+        self._closed = True
+        self._waiting = dict.fromkeys(self._waiting, lambda: None)
 
     def next(self) -> Callable[[], None] | None:
         """Return the function that delivers the next result; None: not due, or a lane delivers.
