@@ -149,6 +149,7 @@ def _versions(
     )
     push_status.on_state = rollouts.heard
     deployer.allowed = rollouts.allows
+    transfers.on_push = rollouts.pushed
     active.on_change.add(rollouts.look)
     runner.subscriptions.register(topics.rollouts, rollouts.take)
     client.ask([f"{topics.rollouts}/#"])

@@ -477,6 +477,29 @@ def test_what_was_aborted_while_a_device_was_off_is_not_installed_before_it_hear
     assert "level@2 is live" not in box.agent.words()
 
 
+def test_a_push_of_what_waits_for_a_roll_out_that_is_finished_goes_on(
+    fleet: Fleet,
+) -> None:
+    """Its sender heard the same state for ever, and the version could not be installed."""
+    box = fleet.box("edge-01", trial={"shadow_frames": 100_000, "timeout_s": 600})
+    package = fleet.package("2", best=2)
+    roller = fleet.start("start", str(fleet.plan(package, {"group": "lab"})))
+    box.listener.wait_state(box.topic("rollout"), state="shadow")
+    box.agent.signal(signal.SIGKILL)
+    box.agent.wait()
+    roller.kill()
+    roller.communicate(timeout=60)
+    assert fleet.roll("finish").returncode == 0
+    settings = box.agent.config
+    settings.write_text(settings.read_text().replace("shadow_frames = 100000", "shadow_frames = 1"))
+    box.agent.restart()
+    waits = "level@2: waits until this device has seen its roll-out again"
+    wait_until(lambda: waits in box.agent.words(), "the candidate to be held")
+    done = run_cli("push", str(package), "--device", "edge-01", "--broker", fleet.broker.url)
+    assert done.returncode == 0, done.stdout + done.stderr
+    box.wait_live("2")
+
+
 def test_who_pushes_to_a_group_may_leave_before_it_is_drawn(fleet: Fleet) -> None:
     """A killed sender leaves the package for its members; the same push again clears it."""
     box = fleet.box("edge-01")

@@ -431,9 +431,20 @@ class Rollouts:
         been aborted meanwhile. `_abort` then stops it.
         """
         return not any(
-            known.transfer == transfer and not known.ended and name not in self._plans
+            known.transfer == transfer and self._is_awaited(name, known)
             for name, known in list(self._known.items())
         )
+
+    def pushed(self, model: str, version: str) -> None:
+        """Leave a version to who offers it now, if it is held for a roll-out that has not come."""
+        for name, known in list(self._known.items()):
+            same = known.model == model and version_key(known.version) == version_key(version)
+            if same and self._is_awaited(name, known):
+                self._set(name, known, "waiting")
+
+    def _is_awaited(self, name: str, known: Followed) -> bool:
+        """Whether a roll-out has begun here, and its plan has not come since the start."""
+        return not known.ended and known.state != "waiting" and name not in self._plans
 
     # The report
 

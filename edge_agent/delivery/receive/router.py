@@ -70,6 +70,8 @@ class Router:
         self._clock_checked = 0.0
         self._promised: dict[str, str] = {}
         """By transfer: what a roll-out says that its package is."""
+        self.on_push: Callable[[str, str], object] = lambda _name, _version: None
+        """Called when somebody offers a model's version, and not a roll-out."""
 
     def message(self, levels: tuple[str, ...], message: ReceivedMessage) -> bool:
         """Handle a message under `in/`; return True if it is acknowledged later.
@@ -207,10 +209,14 @@ class Router:
         candidate = self._ledger.by_transfer(transfer)
         if candidate is not None:
             self._ledger.answer(candidate)
-            return
+            if drawing is not None:
+                return
         self._waiting.pop(transfer, None)
         try:
             header = self.admission.check(header_bytes, signature)
+            if candidate is not None:
+                self.on_push(candidate.name, candidate.version)
+                return
             if header is None:
                 self._wait(transfer, (header_bytes, signature, drawing))
                 return
@@ -220,6 +226,8 @@ class Router:
             if why is not None:
                 self._status.publish(transfer, "rejected", why=why)
                 return
+            if drawing is None:
+                self.on_push(header.name, header.version)
             if self._answer_present(transfer, header):
                 return
             self._blocks.check_free()
