@@ -258,7 +258,7 @@ class Router:
             )
             return True
         log.info("push %s: %s is here already", transfer, header.id)
-        found = partial(self.admission.catalog.find_unchanged, name, version)
+        found = partial(self.admission.catalog.find_unchanged, name, version, untried=True)
         self._submit(Candidate(name, version, transfer, found), header.blocks)
         return True
 
