@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.helpers.stranger import STRANGER, open_to_strangers
 from tests.helpers.support import AgentProcess, Listener, Mosquitto
 
 # A shell starts what runs in its background with SIGINT ignored, and children inherit that; the
@@ -116,3 +117,23 @@ def agent(tmp_path: Path) -> Iterator[Callable[..., AgentProcess]]:
             process.process.kill()
             process.process.wait()
         print(process.words())
+
+
+@pytest.fixture
+def unreadable(tmp_path: Path) -> Iterator[Callable[[Path], None]]:
+    """Give what makes a file or folder unreadable to this process, which ceases to be root."""
+    closed: list[tuple[Path, int]] = []
+    root = os.geteuid() == 0
+    open_to_strangers(tmp_path)
+
+    def close(path: Path) -> None:
+        closed.append((path, path.stat().st_mode))
+        path.chmod(0)
+        if root:
+            os.seteuid(STRANGER)
+
+    yield close
+    if root:
+        os.seteuid(0)
+    for path, mode in closed:
+        path.chmod(mode)

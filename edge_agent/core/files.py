@@ -30,6 +30,8 @@ LOCK_SECONDS = 5.0
 """After so long, waiting for a lock is logged."""
 LOCK_PAUSE = 0.01
 _ASIDE = ".damaged"
+_LOST = "lost+found"
+"""A folder of any mounted disk, which only root may enter."""
 _hits = 0
 
 
@@ -124,7 +126,7 @@ def foreign(folder: Path) -> str:
     """
     me, need = os.geteuid(), os.R_OK | os.W_OK
     for parent, folders, names in os.walk(folder):
-        folders[:] = [name for name in folders if name != "lost+found"]  # of any mounted disk
+        folders[:] = [name for name in folders if name != _LOST]
         for path in (Path(parent, name) for name in ("", *folders, *names)):
             with suppress(OSError):  # it may just have been removed
                 owner = path.lstat().st_uid
@@ -335,11 +337,37 @@ def size_of(folder: Path) -> int:
 
 
 def subfolders(folder: Path) -> list[Path]:
-    """List the subfolders of a folder, sorted by name; empty if it does not exist."""
+    """List the subfolders of a folder, sorted by name; empty if it does not exist.
+
+    One that cannot be looked at is among them: whoever enters it says why it cannot be read.
+    """
     try:
-        return sorted(path for path in folder.iterdir() if path.is_dir())
+        with os.scandir(folder) as entries:
+            return sorted(folder / entry.name for entry in entries if _may_be_folder(entry))
     except (FileNotFoundError, NotADirectoryError):
         return []
+
+
+def _may_be_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir() and entry.name != _LOST
+    except OSError:
+        return not is_gone(Path(entry))
+
+
+def is_gone(path: Path) -> bool:
+    """Whether there is certainly nothing at a path.
+
+    What cannot be looked at, such as in a folder that may not be entered, on a broken disk or a
+    server that is away, may still be there. `Path.is_file` and its like raise an error for it.
+    """
+    try:
+        path.stat()
+    except ValueError:  # no file can have this name
+        return True
+    except OSError as problem:
+        return problem.errno in {errno.ENOENT, errno.ENOTDIR, errno.ELOOP}
+    return False
 
 
 def same_files(one: Path, other: Path, aside: str) -> bool:

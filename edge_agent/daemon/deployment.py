@@ -7,6 +7,7 @@ import logging
 
 from ..core.errors import ModelError, UsageError
 from ..core.state_file import StateFile
+from ..core.text import counted
 from ..core.threads import ShutdownQueue, Stop
 from ..delivery.local_requests import LocalRequests
 from ..delivery.rollout.deployer import Deployer
@@ -53,11 +54,18 @@ class Deployment:
         # lane for 20 ms (measured), and each swap triggers one.
         gc.freeze()
         try:
-            for line in clean_leftovers(self._store, derived=collect.forms):
-                log.info("store: %s", line)
+            cleaning = clean_leftovers(self._store, derived=collect.forms)
         except ModelError as problem:
             self._problems.append(str(problem))
             log.error("store: %s", problem)  # noqa: TRY400 - one line, no traceback
+        else:
+            for line in cleaning.lines:
+                log.info("store: %s", line)
+            for line in cleaning.failed:
+                log.warning("store: %s", line)
+            if cleaning.failed:
+                more = f" ({counted(len(cleaning.failed), 'such line')} in the log)"
+                self._problems.append(f"{cleaning.failed[0]}{more}")
         self._deployer.run()
 
     def _load(self) -> None:

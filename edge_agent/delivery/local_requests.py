@@ -80,9 +80,11 @@ class LocalRequests:
     def take(self) -> list[tuple[str, str, Path]]:
         """Remove the waiting requests, and return name, version, and path of each."""
         found = []
-        if not self._folder.is_dir():
+        try:
+            requests = sorted(self._folder.glob("*.request"))
+        except OSError:  # of a broken disk; whoever asked is told that nothing happens
             return []
-        for request in sorted(self._folder.glob("*.request")):
+        for request in requests:
             content = self._read(request)
             name, version = str(content.get("name", "")), str(content.get("version", ""))
             try:

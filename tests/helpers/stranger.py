@@ -13,18 +13,19 @@ STRANGER = 12345
 """User and group; neither has to be known to the machine."""
 
 
-def stranger() -> list[str]:
+def stranger(*, reading: bool = True) -> list[str]:
     """Give what stands before a command to have it run so; skip the test where that cannot be.
 
     Root's checkout may lie below a folder that only root may enter, and so may its Python: the
-    stranger keeps the capability to read them. Whoever is not root is a stranger to root already.
+    stranger keeps the capability to read them, if *reading*. Whoever is not root is a stranger to
+    root already.
     """
     if os.geteuid() != 0:
         return []
     other = ["setpriv", f"--reuid={STRANGER}", f"--regid={STRANGER}", "--clear-groups"]
-    reading = ["--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search"]
+    capable = ["--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search"]
     # Without the capability, as in many containers, it takes a checkout that anybody may read.
-    for prefix in ([*other, *reading], other):
+    for prefix in ([*other, *capable], other) if reading else (other,):
         probe = [*prefix, sys.executable, "-c", "import edge_agent.core.errors"]
         try:
             done = subprocess.run(probe, capture_output=True, check=False, cwd="/")

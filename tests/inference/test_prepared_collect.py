@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,8 +14,9 @@ from edge_agent.core.files import size_of
 from edge_agent.inference.prepared.artifact import FILE, FOLDER, encode, read
 from edge_agent.inference.prepared.compile import collect
 from edge_agent.inference.prepared.compile.collect import collect_artifacts, need_room
+from edge_agent.inference.prepared.digests import digests
 from edge_agent.models.manifest import load
-from edge_agent.models.store.housekeeping import clean_leftovers, make_room
+from edge_agent.models.store.housekeeping import Cleaning, clean_leftovers, make_room
 from edge_agent.models.store.install import install_folder
 from edge_agent.models.store.store import Store
 from tests.helpers.model_folders import make_model, weights
@@ -64,16 +67,16 @@ def test_form_goes_with_its_model(store: Store) -> None:
     orphan, kept = form_of(store, gone, "a1"), form_of(store, stays, "a2")
     store.activate("face", "2")
     store.delete("face", "1")
-    (line,) = clean_leftovers(store, derived=collect.forms)
+    (line,) = clean_leftovers(store, derived=collect.forms).lines
     assert line == f"{orphan}: its model is gone, removed"
     assert [form.path for form in collect.forms(store)] == [kept]
-    assert clean_leftovers(store, derived=collect.forms) == ()
+    assert clean_leftovers(store, derived=collect.forms) == Cleaning()
 
 
 def test_form_of_a_model_that_was_moved_waits(store: Store, tmp_path: Path) -> None:
     """A model of another folder may be under another path now: only who knows it removes forms."""
     form = form_of(store, tmp_path / "library" / "face", "a1")
-    assert clean_leftovers(store, derived=collect.forms) == ()
+    assert clean_leftovers(store, derived=collect.forms) == Cleaning()
     assert collect_artifacts(store, keep=["a1"]) == ()
     assert collect_artifacts(store, keep=["a2"]) == (f"{form}: its model is gone, removed",)
 
@@ -85,7 +88,7 @@ def test_form_that_cannot_be_used_goes(store: Store) -> None:
     damage(damaged / FILE, 80)
     form = read(str(foreign))
     (foreign / FILE).write_bytes(encode({**form.table, "cpu": "another"}))
-    lines = clean_leftovers(store, derived=collect.forms)
+    lines = clean_leftovers(store, derived=collect.forms).lines
     assert len(lines) == 2
     assert "damaged" in lines[0]
     assert "other instructions" in lines[1]
@@ -143,5 +146,47 @@ def test_digests_are_no_form(store: Store) -> None:
     (store.root / FOLDER).mkdir()
     (store.root / FOLDER / "digests.json").write_text("{}")
     assert collect.forms(store) == []
-    assert clean_leftovers(store, derived=collect.forms) == ()
+    assert clean_leftovers(store, derived=collect.forms) == Cleaning()
     assert (store.root / FOLDER / "digests.json").is_file()
+
+
+def test_what_is_remembered_of_a_model_that_cannot_be_looked_at_stays(
+    store: Store, tmp_path: Path, unreadable: Callable[[Path], None]
+) -> None:
+    """It may be back tomorrow; the others are looked at, loaded and received as ever."""
+    away = make_model(tmp_path / "library" / "away")
+    form = form_of(store, away, "a1")
+    known = digests(store.root, away)
+    for path in (store.root, *store.root.rglob("*")):
+        path.chmod(0o777)
+    unreadable(away.parent)
+    face = make_model(store.root / "face")
+    assert set(digests(store.root, face)) == {"labels.txt", "model.onnx", "model.toml"}
+    memo = json.loads((store.root / FOLDER / "digests.json").read_text())
+    assert {str(folder / name) for folder in (away, face) for name in known} == memo.keys()
+    assert collect_artifacts(store, keep=["a2"]) == ()
+    assert make_room(store, 1000, BIG, derived=collect.forms) == ()
+    assert form.is_dir()
+
+
+def test_what_cannot_be_cleaned_up_is_said_and_the_rest_is_cleaned(
+    store: Store, unreadable: Callable[[Path], None]
+) -> None:
+    """Root had made one folder: nothing that came after it was looked at."""
+    places = (store.staging, store.models, store.incoming, store.root / FOLDER)
+    for place in places:
+        for name in ("a", "b"):
+            (place / name).mkdir(parents=True)
+    for path in (store.root, *places, *store.root.glob("*/*")):
+        path.chmod(0o777)
+    closed = [place / "a" for place in places]
+    for path in closed:
+        path.chmod(0)
+    unreadable(closed[0])
+    done = clean_leftovers(store, derived=collect.forms)
+    assert [str(path) for path in closed] == [line.partition(": ")[0] for line in done.failed]
+    assert {line.partition(": ")[2] for line in done.failed} == {
+        "cannot be cleaned up: Permission denied"
+    }
+    assert not any((place / "b").exists() for place in places)
+    assert make_room(store, 1000, 1000, derived=collect.forms) == ()

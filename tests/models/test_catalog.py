@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from edge_agent.core.errors import ModelError
 from edge_agent.models.manifest import load
-from edge_agent.models.store.catalog import Catalog
+from edge_agent.models.store.catalog import Catalog, library_trouble
 from edge_agent.models.store.install import install_folder
 from edge_agent.models.store.store import Store
 from tests.helpers.model_folders import make_model
-from tests.helpers.stranger import STRANGER, open_to_strangers
 
 
 @pytest.fixture
@@ -189,24 +187,37 @@ def test_many_questions_are_answered_from_one_look(catalog: Catalog) -> None:
     assert seen.live("face").manifest.version == "9"
 
 
-@pytest.fixture
-def unreadable(tmp_path: Path) -> Iterator[Callable[[Path], None]]:
-    """Give what makes a file or folder unreadable to this process, which ceases to be root."""
-    closed: list[tuple[Path, int]] = []
-    root = os.geteuid() == 0
-    open_to_strangers(tmp_path)
+def test_a_folder_of_a_library_that_cannot_be_read_costs_its_own_model_only(
+    catalog: Catalog, unreadable: Callable[[Path], None]
+) -> None:
+    """The whole library had counted as unreadable; `lost+found` of a mounted disk is none of it."""
+    library = catalog.store.root.parent / "models"
+    put(catalog, "models", "1")
+    closed = make_model(library / "other")
+    (library / "lost+found").mkdir(mode=0)
+    unreadable(closed)
+    assert catalog.live("face").manifest.version == "1"
+    (problem,) = catalog.problems()
+    assert str(closed / "model.toml") in problem
+    assert "Permission denied" in problem
+    with pytest.raises(ModelError, match=r"other: every version is broken: .*Permission denied"):
+        catalog.live("other")
 
-    def close(path: Path) -> None:
-        closed.append((path, path.stat().st_mode))
-        path.chmod(0)
-        if root:
-            os.seteuid(STRANGER)
 
-    yield close
-    if root:
-        os.seteuid(0)
-    for path, mode in closed:
-        path.chmod(mode)
+@pytest.mark.parametrize("closed", ["models", "models/.."])
+def test_a_library_that_cannot_be_read_is_said_once(
+    catalog: Catalog, unreadable: Callable[[Path], None], closed: str
+) -> None:
+    """It is there, or may be: it was said to be missing, or ended `check`."""
+    root = catalog.store.root.parent
+    library = make_model(root / "away" / "models" / "face").parent
+    shutil.copytree(library, root / "models", dirs_exist_ok=True)
+    both = Catalog(catalog.store, [library, root / "models"], None)
+    unreadable(root / "away" / closed)
+    assert both.live("face").path == root / "models" / "face"
+    words = f"{library}: cannot be read: Permission denied"
+    assert both.problems() == (words,)
+    assert library_trouble(library) == words
 
 
 @pytest.mark.parametrize("part", [".", ".package", "model.toml"])

@@ -24,7 +24,7 @@ from edge_agent.models.packages.archive import open_archive
 from edge_agent.models.packages.build import Package, make, open_package, pack
 from edge_agent.models.store.agent_lock import hold_agent_lock
 from edge_agent.models.store.catalog import Catalog
-from edge_agent.models.store.housekeeping import clean_leftovers, make_room
+from edge_agent.models.store.housekeeping import Cleaning, clean_leftovers, make_room
 from edge_agent.models.store.incoming import Incoming, interrupted_transfers, other_transfers
 from edge_agent.models.store.install import (
     install_folder,
@@ -240,7 +240,7 @@ def test_damaged_pointers_never_crash(store: Store, damage: bytes) -> None:
     assert found.highest == "2"
     assert [
         line
-        for line in clean_leftovers(store, derived=collect.forms)
+        for line in clean_leftovers(store, derived=collect.forms).lines
         if "pointers.json: is damaged" in line
     ]
     assert Catalog(store).live("face").manifest.version == "2"
@@ -706,9 +706,9 @@ def test_what_others_are_doing_is_not_cleaned_up(store: Store, tmp_path: Path) -
     package = package_of(tmp_path / "face")
     with store.stage() as staged, receive(store, package) as incoming:
         incoming.put(0, package.block(0))
-        assert clean_leftovers(Store(store.root), derived=collect.forms, now=9e9) == ()
+        assert clean_leftovers(Store(store.root), derived=collect.forms, now=9e9) == Cleaning()
         assert staged.is_dir()
-    (line,) = clean_leftovers(store, derived=collect.forms, now=9e9)
+    (line,) = clean_leftovers(store, derived=collect.forms, now=9e9).lines
     assert line.endswith(f"{package.transfer}: nobody went on with it for a week, removed")
     assert not list(store.incoming.iterdir())
 
@@ -720,7 +720,7 @@ def test_strange_things_are_said_not_removed(store: Store) -> None:
     (store.models / "face" / ".pointers.json.1234").write_text("half")
     (store.incoming / "what").mkdir()
     (store.staging / "half").mkdir()
-    lines = clean_leftovers(store, derived=collect.forms)
+    lines = clean_leftovers(store, derived=collect.forms).lines
     assert len(lines) == 4
     assert any("notes.txt: does not belong here" in line for line in lines)
     assert (store.models / "face" / "notes.txt").exists()

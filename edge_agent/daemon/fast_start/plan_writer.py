@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from ...config.device_profile import default_dirs
@@ -158,7 +160,7 @@ class PlanWriter:
             if folder is None:
                 continue
             found.append(folder)
-            if folder.is_dir():
+            with suppress(OSError):  # its stamp changes when it can be read
                 found += [path / "model.toml" for path in subfolders(folder)]
         for entry in self._catalog.entries():
             found += [entry.path, entry.path / "model.toml"]
@@ -177,12 +179,12 @@ class PlanWriter:
 
 
 def _files(folder: Path) -> list[Path]:
-    """List the files that affect a model's results."""
-    return [
-        path
-        for path in folder.rglob("*")
-        if path.is_file() and not any(p.startswith(".") for p in path.relative_to(folder).parts)
-    ]
+    """List the files that affect a model's results, as far as its folders can be read."""
+    found: list[Path] = []
+    for parent, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        found += [Path(parent, name) for name in names if not name.startswith(".")]
+    return found
 
 
 def _stamps(paths: list[Path]) -> Stamps:

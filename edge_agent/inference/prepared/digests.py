@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ...core.errors import ModelError
-from ...core.files import copy_owner, sha256
+from ...core.files import copy_owner, is_gone, sha256
 from ...core.state_file import StateFile, is_looking
 from ...models.manifest import GOLDENS
 from ...models.store.store import MODELS, NOTES
@@ -31,7 +31,11 @@ def digests(state: Path, folder: Path, *, goldens: bool = False) -> dict[str, st
         ModelError: a file of the model cannot be read, or has changed since it was installed.
     """
     memo = _memo(state)
-    files = list(_files(folder))
+    try:
+        files = list(_files(folder))
+    except OSError as problem:
+        where = problem.filename or folder
+        raise ModelError(f"{where}: cannot be read: {problem.strerror}") from None
     fresh: dict[str, Any] = {}
     for path in files:
         try:
@@ -46,7 +50,7 @@ def digests(state: Path, folder: Path, *, goldens: bool = False) -> dict[str, st
             from ...models.store.local_blocks import check_unchanged  # only for changed stamps
 
             check_unchanged(folder, f"{folder.parent.name}@{folder.name}")
-        kept = {name: entry for name, entry in memo.items() if Path(name).is_file()}
+        kept = {name: entry for name, entry in memo.items() if not is_gone(Path(name))}
         _remember(state, kept)
     return {
         str(path.relative_to(folder)): memo[str(path)][1]

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 from ...core.containment import contained
 from ...core.errors import ModelError
-from ...core.files import subfolders
+from ...core.files import is_gone, subfolders
 from ...core.frozen import record
 from ...core.names import is_name, version_key
 from ...core.plain_file import read_plain_bytes
@@ -207,7 +208,7 @@ class Catalog:
         """List the problems in all places, one line each."""
         lines = [entry.error for entry in self._all() if entry.error]
         troubles = map(library_trouble, self.models_dirs)
-        lines.extend(f"models_dirs: {trouble}" for trouble in troubles if trouble is not None)
+        lines += [f"models_dirs: {each}" for each in troubles if each and each not in lines]
         for name in self.store.names():
             pointers = self.store.pointers(name)
             if pointers.damage:
@@ -249,6 +250,10 @@ class Catalog:
             return f"every version is broken: {broken[0]}"
         if self.versions(name):
             return "no version has passed its trial yet"
+        places = {*self.models_dirs, self.bundled_dir}
+        closed = [entry.error for entry in self._all() if entry.error and entry.path in places]
+        if closed:
+            return f"no model of that name, but {closed[0]}"
         return f"no model of that name{nearest(name, self.names())}"
 
 
@@ -267,10 +272,11 @@ def _stored(store: Store, name: str, version: str) -> Entry:
     path = store.models / name / version
     folder, error = None, None
     try:
-        folder = _load(path)
-        resized = _resized(path)
-        if resized is not None:
-            raise ModelError(changed_words(folder.manifest.id, resized))
+        with contained(str(path), ModelError):
+            folder = load(path)
+            resized = _resized(path)
+            if resized is not None:
+                raise ModelError(changed_words(folder.manifest.id, resized))
     except ModelError as problem:
         folder, error = None, str(problem)
     if folder and (folder.manifest.name, folder.manifest.version) != (name, version):
@@ -309,7 +315,8 @@ def _plain(parent: Path, place: Place) -> Iterator[Entry]:
         return
     for path in folders:
         try:
-            folder = _load(path)
+            with contained(str(path), ModelError):  # a problem with it only affects this version
+                folder = load(path)
         except ModelError as problem:
             name = path.name if is_name(path.name) else "?"
             yield Entry(name, None, place, path, None, str(problem))
@@ -319,20 +326,21 @@ def _plain(parent: Path, place: Place) -> Iterator[Entry]:
 
 def library_trouble(folder: Path) -> str | None:
     """Return why no models can be in a folder of `models_dirs`; None: there may be some."""
-    if not folder.is_dir():
+    try:
+        os.scandir(folder).close()
+    except (FileNotFoundError, NotADirectoryError):
         return f"{folder}: no such folder"
+    except OSError as problem:
+        return f"{folder}: cannot be read: {problem.strerror}"
     if _has_manifest(folder):
         return f"{folder}: is a model itself; name the folder that it is in, {folder.parent}"
     return None
 
 
 def _has_manifest(path: Path) -> bool:
-    """Whether a folder is meant as a model, even if its manifest is a pipe or a dangling link."""
+    """Whether a folder is meant as a model, even if its manifest is a pipe or a dangling link.
+
+    Where that cannot be looked at, it is: reading it says what is wrong.
+    """
     manifest = path / MANIFEST
-    return manifest.exists() or manifest.is_symlink()
-
-
-def _load(path: Path) -> ModelFolder:
-    """Read a model folder; any problem with it only affects this version."""
-    with contained(str(path), ModelError):
-        return load(path)
+    return not is_gone(manifest) or manifest.is_symlink()

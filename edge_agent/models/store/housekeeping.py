@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 from ...core.errors import ModelError
 from ...core.files import disk_errors, drop_lock, remove_tree, size_of, subfolders, take_lock
-from ...core.names import is_version
 from ...core.plain_file import read_plain_bytes
 from ..packages.package import HEADER, transfer_id
 from .pointers import FILE, same_version
@@ -37,12 +38,48 @@ Derived = Callable[[Store], list[DerivedForm]]
 """Lists the forms in a store."""
 
 
-def delete_useless(store: Store, forms: Iterable[DerivedForm]) -> Iterator[str]:
-    """Delete the forms that will not be used; yield a line for each. The caller has the lock."""
-    for form in forms:
-        if form.useless is not None:
-            store.delete_folder(form.path)
-            yield f"{form.path}: {form.useless}, removed"
+class Cleaning(NamedTuple):
+    """What cleaning up has come to, a line for each thing."""
+
+    lines: tuple[str, ...] = ()
+    """What was removed, or should be by its owner."""
+    failed: tuple[str, ...] = ()
+    """What cannot be looked at or removed, and why; it stays."""
+
+
+def delete_useless(store: Store, derived: Derived) -> Cleaning:
+    """Delete the forms that will not be used. The caller has the lock."""
+
+    def delete(form: DerivedForm) -> Iterator[str]:
+        store.delete_folder(form.path)
+        yield f"{form.path}: {form.useless}, removed"
+
+    def useless() -> dict[Path, Iterator[str]]:
+        return {form.path: delete(form) for form in derived(store) if form.useless is not None}
+
+    return _clean(store.root, useless)
+
+
+def _clean(place: Path, things: Callable[[], Mapping[Path, Iterator[str]]]) -> Cleaning:
+    """Clean each thing in a place as its iterator of lines does; one that fails costs only itself.
+
+    So does a place that cannot be read.
+    """
+    lines: list[str] = []
+    failed: list[str] = []
+
+    def attempt(path: Path, work: Callable[[], object]) -> None:
+        try:
+            work()
+        except OSError as problem:
+            why = problem.strerror or problem
+            failed.append(f"{problem.filename or path}: cannot be cleaned up: {why}")
+
+    found: dict[Path, Iterator[str]] = {}
+    attempt(place, lambda: found.update(things()))
+    for path, cleaning in found.items():
+        attempt(path, partial(lines.extend, cleaning))
+    return Cleaning(tuple(lines), tuple(failed))
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,16 +146,20 @@ def make_room(
         for each in idle:
             if taken + needed <= quota and free >= 2 * needed:
                 break
-            if each.version is None:
-                store.delete_folder(each.path)
-            else:
-                store.discard(*each.version)
-                for form in forms:
-                    if form.model == each.path:
-                        store.delete_folder(form.path)
+            _delete(store, each, forms)
             taken, free = taken - each.size, free + each.size
             gone.append(each.label)
         return tuple(gone)
+
+
+def _delete(store: Store, idle: _Idle, forms: Collection[DerivedForm]) -> None:
+    if idle.version is None:
+        store.delete_folder(idle.path)
+        return
+    store.discard(*idle.version)
+    for form in forms:
+        if form.model == idle.path:
+            store.delete_folder(form.path)
 
 
 def _idle(
@@ -141,75 +182,92 @@ def _idle(
             if pinned or pointers.live is None or pointers.role(version) is not None:
                 continue
             path = store.models / name / version
+            if not _removable(path):
+                continue
             used = pointers.used.get(version, path.stat().st_mtime)
             size = size_of(path) + sum(size_of(form.path) for form in forms if form.model == path)
             models.append(path)
             found.append(_Idle(used, size, f"{name}@{version}", path, (name, version)))
     for path in subfolders(store.incoming):
-        if path.name != transfer and _abandoned(path):
+        if path.name != transfer and _removable(path) and _abandoned(path):
             used = path.stat().st_mtime
             found.append(_Idle(used, size_of(path), path.name, path, None))
     found.sort(key=lambda each: each.used)
     for form in forms:
-        if form.model not in models:
+        if form.model not in models and _removable(form.path):
             label = f"prepared form {form.path.name}"
             found.append(_Idle(0.0, size_of(form.path), label, form.path, None))
     return found
 
 
-def clean_leftovers(store: Store, *, derived: Derived, now: float | None = None) -> tuple[str, ...]:
-    """Remove files left by a crash, and old interrupted transfers.
-
-    Returns:
-        One line for each item found, including damaged pointers and foreign files.
+def clean_leftovers(store: Store, *, derived: Derived, now: float | None = None) -> Cleaning:
+    """Remove files left by a crash, and old interrupted transfers; say what else is found.
 
     Raises:
-        ModelError: the disk is broken.
+        ModelError: the store's lock cannot be taken.
     """
     now = time.time() if now is None else now
-    lines: list[str] = []
+
+    def staged() -> dict[Path, Iterator[str]]:
+        return {path: _clean_staged(path) for path in subfolders(store.staging)}
+
+    def models() -> dict[Path, Iterator[str]]:
+        return {store.models / name: _clean_model(store, name) for name in store.names()}
+
+    def transfers() -> dict[Path, Iterator[str]]:
+        came = {
+            store.transfer(name, each) for name in store.names() for each in store.versions(name)
+        }
+        return {
+            path: _clean_transfer(store, path, came, now) for path in subfolders(store.incoming)
+        }
+
     with disk_errors(f"{store.root}: cleaning up"), store.locked():
-        for path in subfolders(store.staging):
-            if _abandoned(path):
-                remove_tree(path)
-                lines.append(f"{path}: left by a crash, removed")
-        installed: set[str] = set()
-        for name in store.names():
-            for version in store.versions(name):
-                came_by = store.transfer(name, version)
-                if came_by is not None:
-                    installed.add(came_by)
-            lines += _clean_model(store, name)
-        for path in subfolders(store.incoming):
-            if not _abandoned(path):
-                continue
-            why = _useless(path, installed, now)
-            if why is not None:
-                store.delete_folder(path)
-                lines.append(f"{path}: {why}, removed")
-        lines += delete_useless(store, derived(store))
-    return tuple(lines)
+        parts = [
+            _clean(store.staging, staged),
+            _clean(store.models, models),
+            _clean(store.incoming, transfers),
+            delete_useless(store, derived),
+        ]
+    return Cleaning(
+        tuple(line for part in parts for line in part.lines),
+        tuple(line for part in parts for line in part.failed),
+    )
 
 
-def _clean_model(store: Store, name: str) -> list[str]:
+def _clean_staged(path: Path) -> Iterator[str]:
+    if _abandoned(path):
+        remove_tree(path)
+        yield f"{path}: left by a crash, removed"
+
+
+def _clean_model(store: Store, name: str) -> Iterator[str]:
     """Clean the folder of one model."""
     folder = store.models / name
-    lines: list[str] = []
+    versions = store.versions(name)
     for path in sorted(folder.iterdir()):
         if path.name.startswith(f".{FILE}."):
             path.unlink()
-            lines.append(f"{path}: left by a crash, removed")
-        elif path.name != FILE and not (path.is_dir() and is_version(path.name)):
-            lines.append(f"{path}: does not belong here; move it away")
+            yield f"{path}: left by a crash, removed"
+        elif path.name != FILE and path.name not in versions:
+            yield f"{path}: does not belong here; move it away"
     damage = store.pointers(name).damage
     if damage is not None:
-        lines.append(damage)
+        yield damage
     if not any(folder.iterdir()):
         folder.rmdir()
-    return lines
 
 
-def _useless(path: Path, installed: Collection[str], now: float) -> str | None:
+def _clean_transfer(
+    store: Store, path: Path, installed: Collection[str | None], now: float
+) -> Iterator[str]:
+    """Remove a transfer that need not be kept."""
+    if _abandoned(path) and (why := _useless(path, installed, now)):
+        store.delete_folder(path)
+        yield f"{path}: {why}, removed"
+
+
+def _useless(path: Path, installed: Collection[str | None], now: float) -> str | None:
     """Return why a transfer need not be kept, or None if it may be resumed."""
     try:
         header = read_plain_bytes(path / HEADER)
@@ -223,6 +281,11 @@ def _useless(path: Path, installed: Collection[str], now: float) -> str | None:
     if now - path.stat().st_mtime > PATIENCE_S:
         return "nobody went on with it for a week"
     return None
+
+
+def _removable(path: Path) -> bool:
+    """Whether this user may move something; what cannot be looked at is not."""
+    return os.access(path, os.R_OK | os.W_OK | os.X_OK, effective_ids=True)
 
 
 def _abandoned(path: Path) -> bool:

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Collection
+from functools import partial
 from operator import itemgetter
 from pathlib import Path
 
 from ....core.errors import ModelError
-from ....core.files import disk_errors, size_of, subfolders
+from ....core.files import disk_errors, is_gone, size_of, subfolders
 from ....models.store.housekeeping import DerivedForm, delete_useless
 from ....models.store.store import Store
 from ..artifact import FOLDER, ArtifactError, read
@@ -35,7 +36,7 @@ def forms(store: Store, keep: Collection[str] = ()) -> list[DerivedForm]:
         found[path] = DerivedForm(path, model)
         if path.name in keep:
             continue
-        if not model.is_dir():
+        if is_gone(model):
             # A model outside the store may have moved, with the same content: only a caller that
             # knows what is in use can tell.
             if keep or model.is_relative_to(store.models):
@@ -56,7 +57,8 @@ def collect_artifacts(store: Store, keep: Collection[str] = ()) -> tuple[str, ..
         ModelError: the disk is broken.
     """
     with disk_errors(f"{store.root / FOLDER}: cleaning up"), store.locked():
-        return tuple(delete_useless(store, forms(store, keep)))
+        done = delete_useless(store, partial(forms, keep=keep))
+        return (*done.lines, *done.failed)
 
 
 def need_room(store: Store, model: Path, quota: int) -> None:
