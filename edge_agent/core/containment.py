@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from traceback import walk_tb
 
 from .errors import AgentError, EngineError
-from .text import one_line
+from .text import cut, one_line
 
 log = logging.getLogger(__name__)
 
@@ -64,4 +64,4 @@ def words(problem: Exception) -> str:
         name = "" if problem.filename is None else f"{problem.filename}: "
         return one_line(f"{name}{problem.strerror}")
     said = next((line.strip() for line in str(problem).splitlines() if line.strip()), "")
-    return one_line(said if len(said) <= MOST else f"{said[: MOST - 1]}…")
+    return one_line(cut(said, MOST))

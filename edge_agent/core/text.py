@@ -117,10 +117,15 @@ def _length_trouble(label: str) -> str | None:
     return f"has more than {MOST_LABEL} characters" if len(label) > MOST_LABEL else None
 
 
+def cut(text: str, most: int) -> str:
+    """Return a text of at most *most* characters; "…" ends what is cut."""
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
 def one_line(text: str) -> str:
     """Make a message safe for one line: hide secrets, escape, and cut what is longer than MOST."""
     text = redact_urls(text)
-    return printable(text if len(text) <= MOST else text[: MOST - 1] + "…")
+    return printable(cut(text, MOST))
 
 
 PLAIN = {"…": "...", "·": "-", "×": "x", "≤": "<=", "≥": ">=", "→": "->", "±": "+/-"}

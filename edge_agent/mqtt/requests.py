@@ -18,6 +18,7 @@ from ..core.frozen import record
 from ..core.json_text import HalfLetterError, read_json
 from ..core.names import NAME_RULE, is_name
 from ..core.parameters import parse, shown, unknown, usage
+from ..core.text import cut
 from . import payloads
 from .client import Client
 from .command_memory import CommandMemory, Repeatable
@@ -414,7 +415,7 @@ def _reply(
 
 
 def _cut(text: str) -> str:
-    return text if len(text) <= MAX_ERROR else f"{text[: MAX_ERROR - 1]}…"
+    return cut(text, MAX_ERROR)
 
 
 def is_for_replies(topic: str, own: Topics, read: Collection[str]) -> bool:

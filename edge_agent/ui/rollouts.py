@@ -7,6 +7,7 @@ from contextlib import suppress
 from typing import Any
 
 from ..core.errors import MalformedError
+from ..core.text import cut
 from ..delivery.plan import Plan, read
 
 MOST = 64
@@ -41,7 +42,7 @@ class Rollouts:
                 "wave": plan.wave,
                 "waves": [str(wave)[:MOST_WORDS] for wave in plan.waves],
                 "by": plan.by[:MOST_WORDS],
-                "why": (plan.why or "")[:MOST_WORDS],
+                "why": cut(plan.why or "", MOST_WORDS),
             }
             for plan in sorted(self._plans.values(), key=lambda plan: plan.created, reverse=True)
         ]
@@ -53,14 +54,14 @@ class Rollouts:
             wave = plan.wave_of(device, groups)
             if wave is not None:
                 word = plan.word_in(says)
-                why = str(word.get("why") or "")[:MOST_WORDS]
+                why = cut(str(word.get("why") or ""), MOST_WORDS)
                 found[name] = [wave, str(word.get("state") or "waiting")[:MOST_WORDS], why]
         return found
 
     def lags(self, device: str, groups: Collection[str], says: Mapping[str, Any]) -> list[str]:
         """Describe the device's state in roll-outs that it should have completed."""
         lags = (plan.lag(device, groups, says) for plan in self._plans.values())
-        return [lag[:MOST_WORDS] for lag in lags if lag is not None]
+        return [cut(lag, MOST_WORDS) for lag in lags if lag is not None]
 
 
 def _place(plan: Plan | None) -> tuple[object, ...]:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from math import isnan, nan
 from typing import Any
 
-from ..core.text import printable
+from ..core.text import cut, printable
 from ..mqtt.connection import ReceivedMessage, parse_object
 from ..mqtt.look import WRONG_SECONDS, DeviceLook, Said, look_at, number_in, table_in, texts_in
 from ..mqtt.payloads import moment
@@ -133,7 +133,7 @@ class Site:
             now, (_, since, was_away) = time.time(), self._told
             # It is away since the first of its problems, whatever comes after that.
             since = since if away and was_away else now
-            self._told = (printable(problem)[:MOST_WORDS], since, away)
+            self._told = (cut(printable(problem), MOST_WORDS), since, away)
             self._asked.clear()
             if was_away and not away:
                 for name, device in self._devices.items():
@@ -355,7 +355,7 @@ def _look(name: str, device: Device) -> DeviceLook:
 def _words(device: Device, look: DeviceLook) -> str:
     odd = [kind for (kind, _), body in device.kept.items() if "odd" in body]
     words = f"{look.words}; cannot be read: {', '.join(odd)}" if odd else look.words
-    return words[:MOST_WORDS]
+    return cut(words, MOST_WORDS)
 
 
 def _row(name: str, device: Device, plans: Rollouts) -> dict[str, Any]:

@@ -198,6 +198,29 @@ def test_whatever_is_published_is_text(
     assert len(text) < 20_000, "nothing is shown at a length that fills the page"
 
 
+def test_a_long_reason_ends_in_a_mark_where_the_list_cuts_it(
+    page: Page, broker: Mosquitto, listen: Callable[..., Listener], serve: Callable[..., str]
+) -> None:
+    """It stopped amid a sentence, as if that were all; the device's own page has the whole of it.
+
+    A model of which no version is there was called `face@none`.
+    """
+    listener = listen(broker.port, "edge/gate/#")
+    why = f"source of door: {'a long way round, ' * 20}and the mend"
+    for topic, body in (
+        ("status", {"state": "online", "session": "s"}),
+        ("health", {"state": "degraded", "why": [why], "time": iso(time.time_ns())}),
+        ("model/face", {"name": "face", "live": None, "error": "no model of that name"}),
+    ):
+        listener.publish(f"edge/gate/{topic}", json.dumps(body), retain=True)
+    page.goto(serve("--broker", broker.url))
+    row = page.get_by_role("row", name="gate").filter(has_text="degraded")
+    row.filter(has_text=re.compile("a long way round.*…")).wait_for()
+    row.filter(has_text="face (none)").wait_for()
+    page.get_by_role("link", name="gate").click()
+    page.get_by_text("and the mend").first.wait_for()
+
+
 def test_an_event_that_ended_while_the_link_was_away_does_not_stay_begun(
     page: Page, broker: Mosquitto, listen: Callable[..., Listener], serve: Callable[..., str]
 ) -> None:

@@ -156,7 +156,7 @@ export class DeviceView {
     const figures = [time, sum(numbers(pipelines.map((each) => each.fps))), p99.length ? Math.max(...p99) : null, body.cpu_percent, body.rss_mb, body.temperature_c];
     if (time > (this.figures.at(-1)?.[0] ?? 0)) this.figures.push(figures);
     if (this.figures.length > 400) this.figures.shift();
-    this.dirty.add("health").add("pipelines");
+    this.dirty.add("head").add("health").add("pipelines");
   }
 
   // How the last change of settings goes, or went.
@@ -335,14 +335,16 @@ export class DeviceView {
 
   render_head() {
     const row = this.rows.get(this.name);
-    const { info } = this.kept;
+    const { info, health } = this.kept;
     const facts = object(info.facts);
     const words = row ? row.words : "This broker knows of no such device (any more).";
+    const reasons = words.endsWith("…") ? list(health.why).slice(0, 20) : [];
     const engines = Object.entries(object(info.engines)).map(([name, version]) => `${name} ${clean(version)}`);
     const about = [facts.board || facts.cpu, facts.arch, facts.os, object(info.profile).name && `profile ${object(info.profile).name}`, info.agent && `agent ${info.agent}`, this.mode && `mode ${this.mode}`, ...engines, ...list(info.groups).map((group) => `@${clean(group)}`)];
     this.head.replaceChildren(
       h("h1", {}, this.name),
       h("p", {}, state(row?.state ?? "unknown"), " ", h("span", {}, words), row ? h("span", { class: "quiet" }, ` · last seen ${ago(row.seen)}`) : ""),
+      ...reasons.map((why) => h("small", {}, why)),
       h("p", { class: "quiet" }, about.filter(Boolean).map((each) => clean(each, 80)).join(" · ")),
     );
   }

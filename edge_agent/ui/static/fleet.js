@@ -173,7 +173,7 @@ export class FleetView {
     cell.replaceChildren(
       ...row.models.map((model) => {
         const next = model.phase ? ` → ${model.next} ${model.phase}` : "";
-        return h("span", { class: "model" }, `${model.name}@${model.live || "none"}${next}`);
+        return h("span", { class: "model" }, `${model.name}${model.live ? `@${model.live}` : " (none)"}${next}`);
       }),
       ...behind,
       h("small", { class: "quiet" }, row.agent && `agent ${row.agent}`),
