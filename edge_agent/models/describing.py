@@ -12,7 +12,6 @@ from pathlib import Path
 
 from ..core.containment import contained
 from ..core.errors import ModelError, UsageError
-from ..core.names import safe_name
 from ..core.text import count_trouble
 from .decoders import SCORED
 from .files.check_onnx import inspect
@@ -25,7 +24,7 @@ from .files.tflite_metadata import draft_with_labels
 from .files.tflite_ssd import check_labels
 from .golden import check_file
 from .idle_keys import idle_keys
-from .importing import BARE, draft_text, file_of, import_model
+from .importing import BARE, draft_name, draft_text, file_of, import_model
 from .manifest import MANIFEST, Manifest, ModelFolder
 
 
@@ -85,7 +84,7 @@ def describe(path: Path) -> Description:
         first = str(problem).removeprefix(f"{path}: ")
         draft = draft_of_speaker(path) or draft_of_texts(path, bare)
         draft = draft or draft_with_labels(path, bare)
-        text = draft_text(draft, safe_name(path.stem), "1", path.name)
+        text = draft_text(draft, draft_name(path), "1", path.name)
         missing = (first, *draft.questions)
         return Description(path.name, bare, None, 0, draft.assumed, missing, draft=text)
 

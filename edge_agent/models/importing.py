@@ -12,12 +12,13 @@ from typing import Any
 from ..core.containment import contained
 from ..core.errors import AgentError, ModelError, UsageError
 from ..core.files import disk_errors, fault
-from ..core.names import NAME_RULE, is_name, is_version
+from ..core.names import NAME_RULE, is_name, is_version, safe_name
 from ..core.scratch import scratch_folder
 from ..core.text import printable
 from .files.check_onnx import inspect
 from .files.facts import Draft
 from .manifest import MANIFEST, Manifest, ModelFolder, load, parse
+from .questions import as_toml
 
 BARE = frozenset({".onnx", ".xml", ".tflite"})
 MOST_NAMED = 8
@@ -252,14 +253,19 @@ def write_manifest(manifest: Manifest, folder: Path) -> None:
 
 
 def draft_text(draft: Draft, name: str, version: str, file: str) -> str:
-    """Return a draft as model.toml, with assumptions and open questions as comments."""
+    """Return a draft as model.toml, with assumptions as comments; with questions it is refused."""
     import tomli_w
 
     table = {"name": name, "version": version, "file": file, **draft.keys}
     lines = [f"# {draft.family}, by its shapes and names."]
     lines += [f"# assumed: {assumption}" for assumption in draft.assumed]
-    lines += [f"# to decide: {question}" for question in draft.questions]
-    return "\n".join([*lines, "", tomli_w.dumps(table)])
+    return "\n".join([*lines, as_toml(draft.questions), tomli_w.dumps(table)])
+
+
+def draft_name(network: Path) -> str:
+    """Return a drafted model's name: the file's or, where exporters give that, the folder's."""
+    path = network.resolve()
+    return safe_name(path.parent.name if path.stem in _USUAL else path.stem)
 
 
 def manifest_table(record: Any) -> dict[str, Any]:

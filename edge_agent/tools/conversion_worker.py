@@ -195,7 +195,7 @@ class TfliteModel:
 def _write_manifest(
     folder: Path, facts: NetworkFacts, name: str, sizes: Sequence[Sequence[int]]
 ) -> tuple[Sequence[str], Sequence[str], Mapping[str, Any]]:
-    """Write a network's manifest, or a draft, with the guesses of `describe`.
+    """Write a network's manifest, or a draft without its questions, with the guesses of `describe`.
 
     *sizes* are the shapes that its inputs were exported with.
 
@@ -216,7 +216,7 @@ def _write_manifest(
             said["input"] = {**said.get("input", {}), **known}
             assumptions.append("width and height: those of the example it was exported with")
         draft = replace(draft, keys=said, assumed=tuple(assumptions))
-        text = draft_text(draft, name, "1", network.name)
+        text = draft_text(replace(draft, questions=()), name, "1", network.name)
         (folder / MANIFEST).write_text(text, encoding="utf-8")
         return draft.assumed, draft.questions, said.get("input", {})
     labels = manifest.output.labels

@@ -21,8 +21,9 @@ from ..inference.model import load_model
 from ..models.files.check_onnx import check_network, inspect
 from ..models.files.facts import NetworkFacts
 from ..models.importing import PYTORCH, hint_of
-from ..models.manifest import GOLDEN, load
+from ..models.manifest import GOLDEN, MANIFEST, load
 from ..models.npz import read_npz
+from ..models.questions import as_toml
 from .evaluation import Progress
 from .golden_cases import CASES, clearest, try_folder, write_golden
 from .listed import comparable
@@ -50,7 +51,7 @@ class Conversion:
     left: tuple[str, ...]
     """Questions to answer in the manifest before it is correct."""
     needed: str | None
-    """Why it cannot serve before that, or None if it can."""
+    """Why it could not serve even so, or None if it could."""
     golden: str
     """Description of the golden cases."""
     distances: Mapping[str, float]
@@ -108,6 +109,8 @@ def convert(
     left = tuple(said["left"])
     able = [choice for choice in engines if f"{choice.engine}:{choice.device}" in distances]
     needed, kept = _needed(folder, cases, able, excused=bool(left))
+    manifest = folder / MANIFEST
+    manifest.write_text(as_toml(left) + manifest.read_text(encoding="utf-8"), encoding="utf-8")
     return Conversion(
         facts,
         tuple(said["assumed"]),

@@ -25,6 +25,7 @@ from edge_agent.inference.model import load_model
 from edge_agent.models.describing import describe
 from edge_agent.models.manifest import load
 from tests.helpers.decoder_models import HEIGHT, WIDTH, write_constant_model
+from tests.helpers.drafts import decided
 from tests.helpers.tiny_networks import node, save_onnx
 from tests.helpers.tiny_tflite import save_fomo
 
@@ -430,7 +431,7 @@ def test_fomo_as_edge_impulse_deploys_it(integers: bool, tmp_path: Path) -> None
     path = save_fomo(tmp_path / "trained.tflite", integers=integers)
     made = describe(path)
     assert made.manifest is None
-    table = tomllib.loads(made.draft)
+    table = tomllib.loads(decided(made.draft))
     assert table["output"] == {"decoder": "semantic", "threshold": 0.5, "first_label": 1}
     table["output"]["labels"] = ["green", "blue"]
     (tmp_path / "model.toml").write_text(tomli_w.dumps(table))
@@ -483,7 +484,7 @@ def test_paddle_detection_gives_boxes_in_pixels_of_its_input(engine: str, tmp_pa
             "count": np.ones(1, np.float32),
         },
     )
-    table = tomllib.loads(describe(path).draft)
+    table = tomllib.loads(decided(describe(path).draft))
     table["input"] |= {"mean": 0, "scale": 255}
     table["output"]["labels"] = LABELS
     (tmp_path / "model.toml").write_text(tomli_w.dumps(table))

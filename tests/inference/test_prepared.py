@@ -45,6 +45,7 @@ from edge_agent.models.describing import describe
 from edge_agent.models.manifest import load
 from edge_agent.models.store.housekeeping import clean_leftovers
 from edge_agent.models.store.store import Store
+from tests.helpers.drafts import decided
 from tests.helpers.prepared_models import (
     CPU,
     WIDTH,
@@ -347,7 +348,7 @@ def test_a_classifier_whose_classes_are_texts_has_a_form(tmp_path: Path) -> None
     folder = tmp_path / "maps"
     folder.mkdir()
     save_maps(folder / "model.onnx", trees=True, texts=True)
-    (folder / "model.toml").write_text(describe(folder / "model.onnx").draft)
+    (folder / "model.toml").write_text(decided(describe(folder / "model.onnx").draft))
     form = prepare(Store(tmp_path / "state"), load(folder), CPU, "signal")
     engine = engine_of(form, form.table["way"])
     made = engine.infer({"X": np.zeros((1, 4), np.float32)})

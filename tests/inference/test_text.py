@@ -356,4 +356,4 @@ def test_drafts_of_bare_files_name_the_task(
     )
     draft = describe(path).draft
     assert words in draft
-    assert "# to decide:" in draft
+    assert "\nto_decide = [" in draft

@@ -321,4 +321,4 @@ def test_a_file_without_metadata_has_the_draft_of_its_task(tmp_path: Path) -> No
         draft = describe(path).draft
         assert 'task = "instance-segmentation"' in draft
         assert f'decoder = "{decoder}"' in draft
-        assert "# to decide: output.labels" in draft
+        assert "\n    'output.labels: " in draft

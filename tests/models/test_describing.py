@@ -14,6 +14,7 @@ import pytest
 
 from edge_agent.core.errors import ModelError, UsageError
 from edge_agent.models.describing import describe
+from tests.helpers.drafts import decided
 from tests.helpers.small_models import (
     brightness,
     detector,
@@ -158,7 +159,7 @@ def test_a_bare_file_that_does_not(tmp_path: Path) -> None:
     )
     described = describe(path)
     assert described.manifest is None
-    assert "to decide: " in described.draft
+    assert "to_decide = [\n" in described.draft
     assert 'file = "net.onnx"' in described.draft
     assert len(described.missing) > 2
 
@@ -200,12 +201,33 @@ def test_the_draft_alone_is_a_manifest_for_a_file(tmp_path: Path) -> None:
         said = call_cli("describe", "--draft", str(path))
         found = tomllib.loads(said.out)
         assert (said.code, found["file"]) == (0, path.name if path.is_file() else "model.onnx")
-    assert "# to decide: " in call_cli("describe", "--draft", str(network)).out
+    assert "\nto_decide = [" in call_cli("describe", "--draft", str(network)).out
     folder = tmp_path / "folder"
     folder.mkdir()
     network.rename(folder / network.name)
     (folder / "model.toml").touch()  # by the shell: `describe DIR --draft > DIR/model.toml`
-    assert "# to decide: " in call_cli("describe", "--draft", str(folder)).out
+    assert "\nto_decide = [" in call_cli("describe", "--draft", str(folder)).out
+
+
+def test_a_draft_that_nobody_has_answered_does_not_serve(tmp_path: Path) -> None:
+    """It served by a mean of 0, a scale of 1, RGB and stretched, without a word."""
+    folder = tmp_path / "dogs"
+    folder.mkdir()
+    network = constant_outputs(
+        folder / "model.onnx", {"out": np.zeros((1, 2), np.float32)}, picture=(1, 3, 8, 8)
+    )
+    draft = call_cli("describe", "--draft", str(network)).out
+    (folder / "model.toml").write_text(draft)
+    open_ = "input.color, input.mean and input.scale; input.resize"
+    for command in (("describe",), ("pack", "-o", str(tmp_path / "dogs.tar"))):
+        said = call_cli(*command, str(folder))
+        assert said.code == 1
+        assert f"{folder}/model.toml: to_decide: not decided yet: " in said.error
+        assert open_ in said.error
+    (folder / "model.toml").write_text(decided(draft))
+    manifest = describe(folder).manifest
+    assert manifest is not None
+    assert manifest.name == "dogs"  # each exporter's network is called model.onnx
 
 
 def test_the_command_as_text(tmp_path: Path) -> None:
@@ -243,7 +265,7 @@ def test_a_network_of_texts_is_drafted_from_its_own_files(
     file = sentences(tmp_path / "texts", pooling)
     described = describe(file)
     assert described.draft is not None
-    assert "to decide" not in described.draft
+    assert "to_decide" not in described.draft
     assert described.missing == (described.missing[0],)
     assert 'task = "embedding"' in described.missing[0]
     file.with_name("model.toml").write_text(described.draft)

@@ -487,11 +487,11 @@ def test_what_no_shape_tells(tmp_path: Path) -> None:
     assert "output.decoder" in draft(network(tmp_path, sets)).questions[0]
 
 
-def test_a_name_with_a_line_of_its_own_stays_a_comment(tmp_path: Path) -> None:
+def test_a_name_with_a_line_of_its_own_stays_in_its_line(tmp_path: Path) -> None:
     """The names of tensors come from outside, and the draft is there to be pasted."""
     made = draft(network(tmp_path, {'points\ntask = "raw"\x1b[31m': (1, 1, 17, 3)}))
     table = tomllib.loads(draft_text(made, "net", "1", "net.onnx"))
-    assert table.keys() == {"name", "version", "file", "task"} | made.keys.keys()
+    assert table.keys() == {"name", "version", "file", "to_decide"} | made.keys.keys()
     assert r'points\ntask = "raw"\x1b[31m' in draft_text(made, "net", "1", "net.onnx")
 
 
@@ -546,6 +546,9 @@ def test_a_draft_becomes_a_manifest(tmp_path: Path) -> None:
     made = draft(network(tmp_path, {"output0": (1, 9, 126)}))
     table = tomllib.loads(draft_text(made, "net", "2", "some net.onnx"))
     table["output"]["labels"] = list("abcde")
+    with pytest.raises(ModelError, match=r"to_decide: not decided yet: output\.labels; input;"):
+        parse(table, "model.toml")
+    table["to_decide"].clear()
     assert parse(table, "model.toml").id == "net@2"
 
 

@@ -22,6 +22,7 @@ from edge_agent.models.files.guess import draft_of
 from edge_agent.models.files.metadata import manifest_of
 from edge_agent.models.importing import draft_text
 from edge_agent.models.manifest import load
+from tests.helpers.drafts import decided
 from tests.helpers.tiny_networks import constant_outputs, node, save_onnx, to_ir
 from tests.helpers.tiny_tflite import Tensor, save_tflite
 from tests.models.test_guess import converted, draft, network, taken, yolox
@@ -452,7 +453,7 @@ def test_weather_forecasting_many_integers_are_in_steps(tmp_path: Path) -> None:
     )
     made = draft(path)
     assert made.keys["output"] == {"decoder": "raw", "scale": 0.25, "zero_point": -128}
-    text = draft_text(made, "m", "1", "m.onnx")
+    text = decided(draft_text(made, "m", "1", "m.onnx"))
     for given, gives in (
         (text, [22.5, 1, 22.5, 1]),
         (text.split("\nscale")[0], [-38, -124, -38, -124]),
@@ -533,7 +534,7 @@ def test_yolov5_lite_end2end_gives_rows_without_a_batch(tmp_path: Path) -> None:
     )
     made = draft_of(facts)
     assert made.keys["output"] == {"decoder": "yolo-e2e", "threshold": 0.25}
-    (tmp_path / "model.toml").write_text(draft_text(made, "m", "1", "m.onnx"))
+    (tmp_path / "model.toml").write_text(decided(draft_text(made, "m", "1", "m.onnx")))
     for engine in ("onnxruntime", "openvino"):
         model = load_model(load(tmp_path), [EngineChoice(engine)], "picture")
         found = model.infer(Sample(np.zeros((32, 32, 3), np.uint8), 0, 0, 0.0)).findings

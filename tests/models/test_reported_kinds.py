@@ -20,6 +20,7 @@ from edge_agent.inference.model import load_model
 from edge_agent.models.describing import describe
 from edge_agent.models.importing import import_model
 from edge_agent.models.manifest import load
+from tests.helpers.drafts import decided
 from tests.helpers.tiny_networks import constant_outputs, node, save_onnx
 from tests.helpers.tiny_tflite import Tensor, save_constants, save_teachable, save_tflite
 from tests.models.test_reported_models import ENGINES, folder, found
@@ -269,7 +270,7 @@ def test_skl2onnx_8007_maps_of_texts_or_trees_are_read(
     with pytest.raises(ModelError, match=r"leaves to decide: input\.channels") as caught:
         enter(path)
     assert "\n" not in str(caught.value)
-    (tmp_path / "model.toml").write_text(describe(path).draft)
+    (tmp_path / "model.toml").write_text(decided(describe(path).draft))
     classes = row_found(tmp_path, [0, 0, 0, 0], "onnxruntime")
     assert isinstance(classes, Classes)
     best = 0 if trees else 1
@@ -417,7 +418,7 @@ def test_skl2onnx_a_tensor_a_column_takes_a_row(
     )
     drafted = describe(path)
     assert any("each of which takes a column" in line for line in drafted.guessed)
-    (tmp_path / "model.toml").write_text(drafted.draft)
+    (tmp_path / "model.toml").write_text(decided(drafted.draft))
     assert load(tmp_path).manifest.input.channels == tuple(kinds)
     row = [float(place + 1) for place in range(len(kinds))]
     tensors = row_found(tmp_path, row, engine)

@@ -21,13 +21,15 @@ from edge_agent.models.describing import describe
 from edge_agent.models.files.check_onnx import inspect
 from edge_agent.models.importing import import_model
 from edge_agent.models.manifest import load
+from tests.helpers.drafts import decided
 from tests.helpers.tiny_tflite import Tensor, save_ssd, save_tflite, table, vector
 from tests.models.test_reported_models import folder, found
 
 
 def described(path: Path) -> Path:
     """Write the manifest that `describe` drafts, with the scaling that it asks for."""
-    given = describe(path).draft.replace("[input]", "[input]\nmean = 127.5\nscale = 127.5")
+    given = decided(describe(path).draft)
+    given = given.replace("[input]", "[input]\nmean = 127.5\nscale = 127.5")
     (path.parent / "model.toml").write_text(given)
     return path.parent
 

@@ -21,6 +21,7 @@ from edge_agent.inference.engines.registry import ENGINES
 from edge_agent.inference.golden import check_golden
 from edge_agent.inference.model import load_model
 from edge_agent.models.manifest import load
+from tests.helpers.drafts import decided as without_questions
 from tests.helpers.push import start_box
 from tests.helpers.support import (
     ASSETS,
@@ -86,8 +87,8 @@ def decided(folder: Path) -> Path:
     """Decide what a draft leaves open, as its user does."""
     manifest = folder / "model.toml"
     text = manifest.read_text()
-    assert "# to decide: output.labels" in text
-    text = text.replace("[input]", '[input]\ncolor = "rgb"\nscale = 255')
+    assert "\n    'output.labels: " in text
+    text = without_questions(text).replace("[input]", '[input]\ncolor = "rgb"\nscale = 255')
     manifest.write_text(text.replace("[output]", f"[output]\nlabels = {json.dumps(LABELS)}"))
     return folder
 
@@ -449,6 +450,8 @@ def test_google_coco_ssd_mobilenet_v1_is_converted(tmp_path: Path, *, integers: 
     said = convert(network, out)
     assert said.code == 0, said.err
     assert "compared on openvino:CPU" in said.out
+    manifest = out / "model.toml"
+    manifest.write_text(without_questions(manifest.read_text()))
     boxes = found(out, "openvino")
     assert isinstance(boxes, Detections)
     assert boxes.labels == ("1",)
@@ -472,7 +475,8 @@ def test_ml_gearbox_fault_diagnosis_without_a_threshold_is_a_draft(tmp_path: Pat
     lacks = "does not serve before that is decided: model.toml: output.threshold: is missing"
     assert f"draft    {out}/model.toml: {lacks}" in said.out
     manifest = out / "model.toml"
-    manifest.write_text(manifest.read_text().replace("[output]", "[output]\nthreshold = 0.01"))
+    text = without_questions(manifest.read_text())
+    manifest.write_text(text.replace("[output]", "[output]\nthreshold = 0.01"))
     model = load_model(load(out), [EngineChoice("openvino")], "signal")
     agreement = check_golden(model)
     model.close()

@@ -14,6 +14,7 @@ from typing import Any
 from ...core.errors import ModelError
 from ...core.names import safe_name
 from ..manifest import Manifest, parse
+from ..questions import keys_of
 from . import guess, huggingface, model_api, tflite_metadata, ultralytics
 from .check_onnx import inspect
 from .facts import MOST_INTEGER_SCALE, Draft, NetworkFacts
@@ -74,7 +75,7 @@ def _undecided(draft: Draft, where: str, why: str) -> ModelError:
     """Return the error for a file whose metadata and shapes are not enough for a manifest."""
     if draft.questions and draft.questions[0].startswith("export: "):
         return ModelError(f"{where}: it is {draft.family}, by its shapes; {draft.questions[0]}")
-    keys = "; ".join(question.partition(":")[0] for question in draft.questions)
+    keys = keys_of(draft.questions)
     left = f", which leaves to decide: {keys}" if keys else ""
     return ModelError(
         f"{where}: {why.removeprefix(f'{where}: ')}. By its shapes it is {draft.family}{left}; "
