@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -15,10 +16,24 @@ from tests.helpers.support import (
     Listener,
     Mosquitto,
     agent_settings,
+    run_cli,
     wait_until,
 )
 
 Start = Callable[..., AgentProcess]
+
+
+@contextmanager
+def closed(path: Path) -> Iterator[None]:
+    """Close a folder to everybody but root, whose it is then if these tests are root's."""
+    mode = path.stat().st_mode
+    if os.geteuid() == 0:
+        os.chown(path, 0, 0)
+    path.chmod(0)
+    try:
+        yield
+    finally:
+        path.chmod(mode)
 
 
 @pytest.fixture
@@ -49,13 +64,13 @@ def start(tmp_path: Path, broker: Mosquitto, agent: Callable[..., AgentProcess])
     return start
 
 
-@pytest.mark.parametrize("closed", ["a/other", "a"])
+@pytest.mark.parametrize("place", ["a/other", "a"])
 def test_a_model_that_can_no_longer_be_looked_at_costs_itself_only(
     start: Start,
     broker: Mosquitto,
     listen: Callable[..., Listener],
     tmp_path: Path,
-    closed: str,
+    place: str,
 ) -> None:
     """What was known of its files kept every new model from being loaded."""
     brightness(tmp_path / "a" / "other")
@@ -70,8 +85,7 @@ def test_a_model_that_can_no_longer_be_looked_at_costs_itself_only(
     manifest = tmp_path / "b" / "light" / "model.toml"
     manifest.write_text(manifest.read_text().replace('version = "1"', 'version = "2"'))
     os.utime(manifest.with_name("model.onnx"))
-    (tmp_path / closed).chmod(0)
-    try:
+    with closed(tmp_path / place):
         running.restart()
         heard.wait_for(
             lambda _: [x for x in heard.on("edge/box/result/light") if x["model"] == "light@2"],
@@ -79,6 +93,52 @@ def test_a_model_that_can_no_longer_be_looked_at_costs_itself_only(
         )
         heard.wait_why("Permission denied")
         assert running.stop() == 0
-    finally:
-        (tmp_path / closed).chmod(0o755)
     assert "start.json: cannot be written" not in running.words()
+
+
+def test_transfers_that_cannot_be_looked_at_end_nothing(
+    start: Start, broker: Mosquitto, listen: Callable[..., Listener], tmp_path: Path
+) -> None:
+    """Root had restored `incoming/`: the agent ended some seconds after each start."""
+    brightness(tmp_path / "b" / "light")
+    heard = listen(broker.port, "edge/box/#")
+    running = start("light")
+    heard.wait_state("edge/box/status", state="online")
+    assert running.stop() == 0
+    state = tmp_path / "state"
+    with closed(state / "incoming"):
+        heard.heard.clear()
+        running.restart()
+        heard.wait_why(f"{state / 'incoming'}: cannot be cleaned up: Permission denied")
+        if os.geteuid() == 0:
+            whose = f"{state / 'incoming'} belongs to root; sudo chown -R {STRANGER}: {state}"
+            heard.wait_why(f"state_dir: {whose}")
+        pushed = run_cli(
+            *("push", str(brightness(tmp_path / "third"))),
+            *("--device", "box", "--broker", broker.url),
+        )
+        assert pushed.returncode == 1
+        assert "Permission denied" in pushed.stdout
+        assert "interrupted transfers are not resumed" in running.words()
+        wait_until(lambda: heard.on("edge/box/result/light") != [], "results")
+        assert running.stop() == 0
+
+
+def test_models_that_cannot_be_looked_at_are_wrong_settings(
+    start: Start, broker: Mosquitto, listen: Callable[..., Listener], tmp_path: Path
+) -> None:
+    """Which version is live cannot be known: the unit does not try again before they are mended."""
+    brightness(tmp_path / "b" / "light")
+    heard = listen(broker.port, "edge/box/#")
+    running = start("light")
+    heard.wait_state("edge/box/status", state="online")
+    assert running.stop() == 0
+    state = tmp_path / "state"
+    with closed(state / "models"):
+        running.restart()
+        assert running.wait() == 2
+    last = running.words().splitlines()[-1]
+    assert last.startswith(f"edge-agent: state_dir: {state}: Permission denied")
+    if os.geteuid() == 0:
+        whose = f"{state / 'models'} belongs to root; sudo chown -R {STRANGER}: {state}"
+        assert last.endswith(f": {whose}")

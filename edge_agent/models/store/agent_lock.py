@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -15,12 +16,14 @@ def hold_agent_lock(state: Path) -> Iterator[None]:
     """Hold the agent's lock on this folder.
 
     Raises:
-        UsageError: another agent holds it.
+        UsageError: another agent holds it; or what is live cannot be known, as the models in it are
+            another user's.
     """
     try:
         # Under the store's lock, so that a process that only tests it is not mistaken for an agent.
         guard = take_lock(state / "store.lock", wait=True, like=state)
         try:
+            _check_models(state)
             mine = take_lock(state / "agent.lock", like=state)
         finally:
             drop_lock(guard)
@@ -41,3 +44,12 @@ def hold_agent_lock(state: Path) -> Iterator[None]:
         with suppress(OSError):
             copy_owner(state, state)  # after a run as root, for the service's own user
         drop_lock(mine)
+
+
+def _check_models(state: Path) -> None:
+    try:
+        os.scandir(state / "models").close()
+    except PermissionError:
+        raise
+    except OSError:  # there are none yet; or the disk is broken, and the next start may do
+        return

@@ -16,6 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from ...core.containment import words
 from ...core.errors import ModelError
 from ...core.files import (
     copy_owner,
@@ -336,13 +337,24 @@ class Incoming:
 
 
 def interrupted_transfers(store: Store) -> dict[str, Front]:
-    """Return the interrupted transfers by id; their signatures must be checked again."""
+    """Return the interrupted transfers by id; their signatures must be checked again.
+
+    One that cannot be read is left out, or all of them, and the log says so.
+    """
     found: dict[str, Front] = {}
-    for folder in subfolders(store.incoming):
+    try:
+        folders = subfolders(store.incoming)
+    except OSError as problem:
+        log.warning("interrupted transfers are not resumed: %s", words(problem))
+        return found
+    for folder in folders:
         try:
             front = read_front(folder)
         except FileNotFoundError:
             continue  # not a transfer; `clean_leftovers` reports it
+        except OSError as problem:
+            log.warning("transfer %s is not resumed: %s", folder.name, words(problem))
+            continue
         if front.transfer == folder.name:
             found[folder.name] = front
     return found
