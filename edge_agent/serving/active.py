@@ -236,7 +236,10 @@ class ActiveModels:
 
         Does nothing unless a model has been unloaded since.
         """
-        if not self._room_made:
+        # A model that is missing for no reason is being exchanged or loaded, and has the room.
+        if not self._room_made or any(
+            each.model is None and each.problem is None and not each.lazy for each in self.all()
+        ):
             return
         self._room_made = False
         for serving in self.all():

@@ -80,6 +80,22 @@ def test_what_the_budget_had_no_room_for_is_loaded_once_there_is_room(
     active.close()
 
 
+def test_the_room_that_a_swap_makes_is_its_own(active: ActiveModels) -> None:
+    """What waited for room took it: the new version was refused, and so was the old one."""
+    one, two = active.all()
+    one.lazy = two.lazy = False
+    memory = MemoryRelease(active, idle_s=60.0, short=list)
+    active.load_all()
+    for model in active.unload(lambda serving, _: serving is one):
+        active.retire(model)
+    memory.step()
+    assert two.model is None
+    active.load(one)
+    memory.step()
+    assert (one.model is not None, two.model) == (True, None)
+    active.close()
+
+
 def test_a_reload_that_exchanges_large_models_logs_no_error(
     active: ActiveModels, caplog: pytest.LogCaptureFixture
 ) -> None:
