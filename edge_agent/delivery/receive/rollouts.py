@@ -142,7 +142,7 @@ class Rollouts:
         """Handle a message on the topic of a roll-out.
 
         Raises:
-            MalformedError: it is not a plan that this device follows.
+            MalformedError: it is no plan, or one that names this device, which does not follow it.
         """
         if len(levels) != 1 or not is_name(levels[0]):
             raise MalformedError("is not a roll-out's topic")
@@ -153,8 +153,9 @@ class Rollouts:
         try:
             self._take(name, message.payload)
         except MalformedError as problem:
-            self._refuse(name, message.payload, str(problem))
-            raise
+            if self._concerns(name, message.payload, str(problem)):
+                raise
+            log.debug("%s: not for this device: %s", message.topic, problem)
         return False
 
     def _take(self, name: str, payload: bytes) -> None:
@@ -183,15 +184,25 @@ class Rollouts:
             with self._lock:
                 self._speak(name)  # the broker may have lost it
 
-    def _refuse(self, name: str, payload: bytes, why: str) -> None:
-        """Report why a roll-out that names this device is not followed; do nothing else."""
+    def _concerns(self, name: str, payload: bytes, why: str) -> bool:
+        """Whether a plan that is not followed names this device, as far as one can tell.
+
+        If it does, that is reported, with the reason.
+        """
         try:
             plan = read(payload, None)
         except MalformedError:
-            return
+            return True
         wave = plan.wave_of(self._identity.device, self._identity.groups())
-        if plan.id != name or wave is None or (name in self._known and plan.settings is None):
-            return
+        if plan.id != name or (name in self._known and plan.settings is None):
+            return True
+        if wave is None:
+            return False
+        self._refuse(name, plan, wave, why)
+        return True
+
+    def _refuse(self, name: str, plan: Plan, wave: int, why: str) -> None:
+        """Report why a roll-out that names this device is not followed."""
         said = {"id": name, "wave": wave, "state": "waiting", "why": why, "created": plan.created}
         with self._lock:
             if self._refused.get(name) == said:
