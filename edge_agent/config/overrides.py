@@ -219,7 +219,7 @@ class Overrides:
     @property
     def unsaved(self) -> bool:
         """Whether the next start would use other settings than those in effect now."""
-        return bool(self._configured)
+        return bool(self._configured) or self._file.unread is not None
 
     def note(self, probation: Mapping[str, Any] | None) -> None:
         """Store the record of a patch on probation or not reported yet; None: there is none."""

@@ -21,6 +21,7 @@ from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
 from .errors import AgentError, ModelError, UsageError
+from .owners import foreign, foreign_state
 from .plain_file import NO_PLAIN_FILE, NoPlainFileError, open_plain
 
 log = logging.getLogger(__name__)
@@ -84,7 +85,7 @@ def make_state_folder(folder: Path) -> None:
         raise UsageError(f"state_dir: {folder}: no folder can be made there") from None
     except OSError as problem:
         raise UsageError(f"state_dir: {folder}: {problem.strerror}") from None
-    _check_writable(folder, folder)
+    _check_owned(folder, folder)
 
 
 def check_state_folder(folder: Path) -> Path:
@@ -105,45 +106,22 @@ def check_state_folder(folder: Path) -> Path:
             raise UsageError(f"state_dir: {folder}: {problem.strerror}") from None
         if not stat.S_ISDIR(mode):
             raise UsageError(f"state_dir: {folder}: {there} is no folder")
-        _check_writable(there, folder)
+        _check_owned(there, folder)
         return there
     raise UsageError(f"state_dir: {folder}: no folder can be made there")
 
 
-def _check_writable(there: Path, folder: Path) -> None:
+def _check_owned(there: Path, folder: Path) -> None:
+    """Raise UsageError unless this user may write to *there* and read what it keeps in it."""
     writable = os.access(there, os.W_OK | os.X_OK, effective_ids=True)
     if writable or os.statvfs(there).f_flag & os.ST_RDONLY:
+        # Otherwise it would begin with other settings, versions and totals than it has kept.
+        if there == folder and (whose := foreign_state(folder)):
+            raise UsageError(f"state_dir: {whose}")
         return
     words = f"state_dir: {folder}: this user may not write to it; name another folder"
     whose = foreign(folder) if there == folder else ""
     raise UsageError(f"{words}, or if it was restored: {whose}" if whose else words)
-
-
-def foreign(folder: Path) -> str:
-    """Return what in a state folder is another user's and closed to this one, with the correction.
-
-    "": nothing. Whatever root copies or restores is root's.
-    """
-    me, need = os.geteuid(), os.R_OK | os.W_OK
-    for parent, folders, names in os.walk(folder):
-        folders[:] = [name for name in folders if name != _LOST]
-        for path in (Path(parent, name) for name in ("", *folders, *names)):
-            with suppress(OSError):  # it may just have been removed
-                owner = path.lstat().st_uid
-                if owner != me and not os.access(path, need, effective_ids=True):
-                    whose = f"{path} belongs to {_user(owner)}"
-                    return f"{whose}; sudo chown -R {_user(me)}: {folder}"
-    return ""
-
-
-def _user(uid: int) -> str:
-    """Return a user's name, or the number of one without a name."""
-    import pwd  # rarely needed
-
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return str(uid)
 
 
 def sync_folder(folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 A damaged file counts as absent and is put aside, and a full or read-only disk does not stop the
 agent: the content then stays in memory until the agent ends. Both are logged, with what is lost.
+One that cannot be read may be whole: it stays as it is, and nothing replaces it before a restart.
 
 For files that hold one value of the agent's own. Not used by `models/store/pointers` (damage is
 published, not only logged), `daemon/fast_start/plan` and `readahead` (sealed, or read before
@@ -10,6 +11,7 @@ published, not only logged), `daemon/fast_start/plan` and `readahead` (sealed, o
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import threading
@@ -32,7 +34,7 @@ DAMAGED = (ValueError, TypeError, LookupError, AttributeError, RecursionError, A
 """Errors raised by parsing if the content is not as the agent writes it."""
 PAUSES_SECONDS = (0.1, 0.4)
 _UNWRITTEN: dict[Path, tuple[StateFile, str]] = {}
-"""Files whose last content could not be written, and why."""
+"""Files that could not be read, or whose last content could not be written, and why."""
 _seen: list[str] | None = None
 """What a process that only looks has found damaged; None: it does not only look."""
 
@@ -78,9 +80,11 @@ class StateFile:
         """Content that could not be written."""
         self.lost: str | None = None
         """What was lost with a damaged file, until it is written again."""
+        self.unread: str | None = None
+        """Why the file could not be read, although it may be whole."""
 
     def read(self, parse: Callable[[Any], T]) -> T | None:
-        """Return the content as parsed by *parse*, or None if the file is missing or damaged."""
+        """Return the content as parsed by *parse*; None: it is missing, damaged or unreadable."""
         try:
             return parse(read_own(self._bytes()))
         except FileNotFoundError:
@@ -88,7 +92,10 @@ class StateFile:
         except NoPlainFileError as problem:
             why = problem.strerror
         except OSError as problem:
-            why = f"cannot be read: {problem.strerror or problem}"
+            if self._holds is not None:
+                self.leave(self.path, problem)
+                return None
+            why = "cannot be read"
         except DAMAGED:
             why = "damaged"
         if _seen is not None:
@@ -100,6 +107,19 @@ class StateFile:
             self.lost = f"{self.path}: {why}; {self._holds} are forgotten{aside}"
             log.warning("%s", self.lost)
         return None
+
+    def leave(self, path: Path, problem: OSError) -> None:
+        """Leave the file as it is, because *path*, a part of its content, cannot be read now."""
+        why = (
+            f"{path}: cannot be read: {problem.strerror or problem}; {self._holds} are not known, "
+            "and none is kept: restart once it can be read, or move it away and restart"
+        )
+        if _seen is not None:
+            _seen.append(why)
+            return
+        self.unread = why
+        _UNWRITTEN[self.path] = self, why
+        log.warning("%s", why)
 
     def _bytes(self) -> bytes:
         """Read the file, again if that fails: some errors of a disk pass."""
@@ -116,12 +136,14 @@ class StateFile:
         """Replace the content, durably.
 
         Raises:
-            OSError: it cannot be written; the old content stays.
+            OSError: it cannot be written, or could not be read; the old content stays.
         """
         with self._lock:
             self._write(content)
 
     def _write(self, content: Any) -> None:
+        if self.unread is not None:
+            raise OSError(errno.EIO, self.unread)
         replace_file(self.path, json.dumps(content).encode(), self._mode)
         self._failing.begins(False)
         self.lost = self._unsaved = None
@@ -135,7 +157,7 @@ class StateFile:
         Returns:
             Whether it was replaced.
         """
-        if _seen is not None:
+        if _seen is not None or self.unread is not None:
             return False
         with self._lock:
             try:
@@ -165,6 +187,8 @@ class StateFile:
 
 def unwritten(folder: Path) -> list[str]:
     """Try again to write what `save` could not; return a line for each file that still cannot be.
+
+    Of a file that could not be read, too.
 
     Called regularly, by one thread, for the files in the state folder.
     """

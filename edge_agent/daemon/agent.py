@@ -25,9 +25,10 @@ from ..core import systemd
 from ..core.codec import unpack
 from ..core.containment import contained, reason
 from ..core.errors import AgentError, EngineError, ModelError, UsageError, system_limit
-from ..core.files import foreign, make_state_folder, replace_file
+from ..core.files import make_state_folder, replace_file
 from ..core.flight_recorder import call_target, clear_starting, previous_crash, recorder
 from ..core.logs import set_up
+from ..core.owners import foreign
 from ..core.text import counted
 from ..core.threads import ShutdownQueue, Stop, stop_on_dead_threads, stop_on_signals
 from ..core.timeline import Timeline

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ..core.errors import Unfit
-from ..core.files import foreign
+from ..core.owners import foreign
 from ..core.state_file import unwritten
 from ..core.text import counted
 from ..device import headroom, pressure

@@ -99,6 +99,8 @@ class CommandMemory:
         self._unidentified: deque[float] = deque()
         """When those without `id` or `time` came in the last MAX_AGE_SECONDS, monotonic seconds."""
         self._lines = 0
+        self._whole = True
+        """Whether the file may be replaced: all that it holds has been read."""
         self._failing = Latch()
         self._read()
 
@@ -197,7 +199,8 @@ class CommandMemory:
         return _Done(command, reply, self._monotonic() + ahead)
 
     def _write(self, done: Repeatable, reply: Mapping[str, Any]) -> None:
-        if self._lines == 0 or self._lines >= 2 * len(self._changed) + SLACK:
+        full = self._lines == 0 or self._lines >= 2 * len(self._changed) + SLACK
+        if full and self._whole:
             content = b"".join(_line(done.command, done.reply) for done in self._changed.values())
             replace_file(self._path, content)
             self._lines = len(self._changed)
@@ -215,6 +218,7 @@ class CommandMemory:
             return
         except OSError as problem:
             log.warning("%s: cannot be read: %s", self._path, problem.strerror or problem)
+            self._whole = False
             return
         self._lines = len(lines)
         for line in lines:

@@ -302,7 +302,7 @@ class Journal:
 def _read(file: StateFile, appended: Path) -> _Left:
     """Read the last whole state, and the entries appended since."""
     left = file.read(_parse) or _Left([], {}, {})
-    for number, events, totals, due in _lines(appended):
+    for number, events, totals, due in _lines(file, appended):
         if 0 < number <= left.number:
             continue  # the state was written, but the older lines were not removed yet
         left.number = max(number, left.number)
@@ -315,6 +315,9 @@ def _read(file: StateFile, appended: Path) -> _Left:
                 left.open.pop(payload["event"], None)
             if qos or (payload["state"] == "end" and payload["event"] in left.due):
                 left.fresh.append(payload)
+    if file.unread is not None:
+        # Above every number that the file may hold: what is appended now is read beside it.
+        left.number = max(left.number, time.time_ns())
     return left
 
 
@@ -328,8 +331,10 @@ def _forget_others(left: _Left, device: str, path: Path) -> None:
         log.warning(words, path, len(others))
 
 
-def _lines(path: Path) -> Iterator[tuple[int, list[tuple[Payload, int]], dict[str, Any], Due]]:
-    """Yield the appended entries, except for incomplete lines."""
+def _lines(
+    file: StateFile, path: Path
+) -> Iterator[tuple[int, list[tuple[Payload, int]], dict[str, Any], Due]]:
+    """Yield the entries appended to *path*, except for incomplete lines."""
     try:
         data = read_plain_bytes(path)
     except FileNotFoundError:
@@ -339,8 +344,7 @@ def _lines(path: Path) -> Iterator[tuple[int, list[tuple[Payload, int]], dict[st
         log.warning(words, path, problem.strerror, put_aside(path))
         return
     except OSError as problem:
-        words = "%s: cannot be read: %s; events that had begun are forgotten"
-        log.warning(words, path, problem.strerror or problem)
+        file.leave(path, problem)  # which would make them obsolete
         return
     for line in data.splitlines():
         try:

@@ -16,7 +16,7 @@ from edge_agent.config.overrides import Overrides
 from edge_agent.core.state_file import StateFile
 from edge_agent.delivery.rollout.ledger import _parse as parse_outcomes
 from edge_agent.models.store import pointers
-from edge_agent.mqtt.command_memory import CommandMemory
+from edge_agent.mqtt.command_memory import CommandMemory, Repeatable
 from edge_agent.mqtt.retained import _parse as parse_topics
 from edge_agent.rules.journal import Journal
 from edge_agent.rules.totals import TotalsFile
@@ -133,6 +133,44 @@ def test_a_wrong_value_anywhere_in_a_state_file_ends_nothing(
             assert said != whole
             json.dumps(said, allow_nan=False)
             assert path.with_name(f"{name}.damaged").exists()
+
+
+def hidden(path: Path) -> Path:
+    """Put a link to itself in the place of a file, which no read gets past; gives the file."""
+    kept = path.rename(path.with_name(f"{path.name}.kept"))
+    path.symlink_to(path)
+    return kept
+
+
+@pytest.mark.parametrize("victim", ["events.json", "events.log"])
+def test_events_of_a_run_that_could_not_read_the_journal_join_it(
+    victim: str, tmp_path: Path
+) -> None:
+    """An event that had begun had no end at the next start: the journal was put aside."""
+    path = tmp_path / "events.json"
+    journal = Journal(path, "box")
+    journal.add([({**EVENT, "event": "a-1"}, 1)])
+    if victim == "events.json":
+        journal.close(0.0)
+    kept = hidden(tmp_path / victim)
+    late = Journal(path, "box")
+    assert late.left(lambda _: True)[1] == []
+    if victim == "events.json":
+        late.add([({**EVENT, "event": "a-2"}, 1)])
+    late.close(0.0)
+    kept.replace(tmp_path / victim)
+    _, ends = Journal(path, "box").left(lambda _: True)
+    begun = ["a-1", "a-2"] if victim == "events.json" else ["a-1"]
+    assert sorted(each["event"] for each in ends) == begun
+
+
+def test_commands_that_could_not_be_read_are_not_replaced(tmp_path: Path) -> None:
+    """The first command after that start wrote over those that were remembered."""
+    path = tmp_path / "commands.jsonl"
+    path.write_text(json.dumps(CONTENTS["commands.jsonl"][0]))
+    hidden(path)
+    CommandMemory(path).add(Repeatable("late", 1700000000.5, "digest"), {"ok": True}, durable=True)
+    assert path.is_symlink()
 
 
 def test_a_mode_that_cannot_be_kept_holds_and_is_said(

@@ -52,21 +52,27 @@ def test_damage_of_what_can_be_found_out_again_is_not_logged(
     assert not caplog.records
 
 
-def test_what_cannot_be_read_is_put_aside_not_overwritten(
+def test_what_cannot_be_read_stays_as_it_is(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """One passing error of a disk at a start lost the totals of years with the next write."""
+    """One passing error of a disk at a start moved the totals of years away: they began anew."""
     path = tmp_path / "names.json"
     path.symlink_to(path)  # as many errors on the way as the system follows
     file = StateFile(path, "names")
     assert file.read(names) is None
-    (line,) = caplog.messages
-    assert line == (
-        f"{path}: cannot be read: Too many levels of symbolic links; names are forgotten; it is "
-        "kept as names.json.damaged"
+    assert not file.save(["b"])
+    with pytest.raises(OSError, match="cannot be read: Too many levels"):
+        file.write(["b"])
+    assert [each.name for each in tmp_path.iterdir()] == ["names.json"]
+    line = (
+        f"{path}: cannot be read: Too many levels of symbolic links; names are not known, and none "
+        "is kept: restart once it can be read, or move it away and restart"
     )
-    file.write(["a"])
-    assert (tmp_path / "names.json.damaged").is_symlink()
+    assert caplog.messages == unwritten(tmp_path) == [line]
+    path.unlink()
+    path.write_text('["a"]')
+    assert not file.save(["b"])
+    assert StateFile(path, "names").read(names) == {"a"}
 
 
 def test_what_could_not_be_written_is_written_later(tmp_path: Path) -> None:

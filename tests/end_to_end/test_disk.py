@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 from edge_agent.device.pressure import disk_problems
 from tests.helpers.small_disk import fill, small_disk
 from tests.helpers.small_models import brightness, plain, write_clip
+from tests.helpers.stranger import STRANGER, open_to_strangers, stranger
 from tests.helpers.support import AgentProcess, Listener, Mosquitto, agent_settings
 
 Agents = Callable[..., AgentProcess]
@@ -204,3 +206,32 @@ def test_a_disk_that_the_kernel_has_given_up(tmp_path: Path) -> None:
         ]
     finally:
         subprocess.run(["umount", str(place)], check=True)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can take a file from another user")
+def test_what_was_set_is_back_once_root_has_given_it_back(
+    broker: Mosquitto, listen: Listeners, agent: Agents, tmp_path: Path
+) -> None:
+    """Settings restored by root were moved away, and the chown that was asked for was in vain."""
+    prefix = stranger(reading=False)
+    open_to_strangers(tmp_path)
+    state = tmp_path / "state"
+    state.mkdir()
+    os.chown(state, STRANGER, STRANGER)
+    listener = listen(broker.port)
+    settings = settings_on(tmp_path, broker, tmp_path)
+    process = agent(settings, environ={"HOME": str(state)}, prefix=prefix)
+    results_go_on(listener)
+    assert command(listener, "set", "keep", pipeline="p", rate=4, persist=True)["ok"]
+    assert process.stop() == 0
+    kept = state / "overrides.json"
+    os.chown(kept, 0, 0)
+    process.restart()
+    assert process.wait() == 2
+    mend = f"{kept} belongs to root; sudo chown -R {STRANGER}: {state}"
+    assert f"edge-agent: state_dir: {mend}" in process.words().splitlines()
+    os.chown(kept, STRANGER, STRANGER)
+    process.restart()
+    results_go_on(listener)
+    assert command(listener, "set", "again", pipeline="p", threshold=0.5)["result"]["rate"] == 4
+    assert process.stop() == 0

@@ -387,6 +387,27 @@ def test_wrong_block_is_refused(store: Store, tmp_path: Path) -> None:
         assert 1 in incoming.missing()
 
 
+def test_pointers_that_cannot_be_read_are_not_replaced(store: Store) -> None:
+    """What had been rolled back served again, and the next command made that last."""
+    for version in ("1", "2"):
+        put_in(store, version)
+        store.activate("face", version)
+    store.rollback("face")
+    path = store.models / "face" / "pointers.json"
+    kept = path.rename(path.with_name("kept"))
+    path.symlink_to(path)  # no read gets past it
+    catalog = Catalog(store)
+    told = catalog.stands_in(catalog.live("face"))
+    assert told is not None
+    assert told.startswith(f"{path}: cannot be read: Too many levels")
+    for change in (store.rollback, lambda name: store.activate(name, "2")):
+        with pytest.raises(ModelError, match="cannot be read: Too many levels"):
+            change("face")
+    kept.replace(path)
+    assert catalog.live("face").manifest.version == "1"
+    assert catalog.stands_in(catalog.live("face")) is None
+
+
 def test_blocks_damaged_on_disk_are_asked_for_again(store: Store, tmp_path: Path) -> None:
     """A block that the disk has lost is found at installation and again missing after a recheck."""
     package = package_of(tmp_path / "face")

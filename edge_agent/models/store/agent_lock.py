@@ -8,7 +8,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ...core.errors import UsageError
-from ...core.files import copy_owner, drop_lock, foreign, take_lock
+from ...core.files import copy_owner, drop_lock, take_lock
+from ...core.owners import foreign
 
 
 @contextmanager

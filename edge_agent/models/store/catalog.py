@@ -123,10 +123,11 @@ class Catalog:
         *broken* is why the live version could not be loaded, if that was tried.
         """
         name, runs = folder.manifest.name, folder.manifest.version
-        live = self.store.pointers(name).live
+        pointers = self.store.pointers(name)
+        live = pointers.live
         if live is None:
             if broken is None:
-                return None
+                return pointers.damage if pointers.unread else None
             live = next(self.runnable(name)).manifest.version
         there = [e for e in self.entries(name) if e.version and same_version(e.version, live)]
         wrong = str(broken) if broken else next((e.error for e in there if e.error), None)

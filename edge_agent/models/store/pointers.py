@@ -18,7 +18,7 @@ from ...core.files import replace_file
 from ...core.frozen import record
 from ...core.json_text import read_own
 from ...core.names import is_version, version_key
-from ...core.plain_file import read_plain_bytes
+from ...core.plain_file import NoPlainFileError, read_plain_bytes
 from ...core.state_file import DAMAGED
 
 FILE = "pointers.json"
@@ -74,6 +74,8 @@ class Pointers:
     """What the last command about versions did, until its reply is remembered; see `answer_of`."""
     damage: str | None = None
     """One line about the file if it could not be read; the pointers are then empty."""
+    unread: bool = False
+    """Whether it may be whole, so that it must not be replaced."""
 
     @property
     def live(self) -> str | None:
@@ -132,8 +134,14 @@ def read(folder: Path) -> Pointers:
         return _parse(read_own(read_plain_bytes(path)))
     except FileNotFoundError:
         return Pointers()
-    except OSError as problem:
+    except NoPlainFileError as problem:
         return Pointers(damage=f"{path}: cannot be read: {problem.strerror}")
+    except OSError as problem:
+        words = (
+            f"{path}: cannot be read: {problem.strerror}; the highest accepted version runs, and "
+            "none goes live, until it can be; else delete it"
+        )
+        return Pointers(damage=words, unread=True)
     except DAMAGED:
         return Pointers(
             damage=f"{path}: is damaged and counts as absent;"
@@ -144,7 +152,7 @@ def read(folder: Path) -> Pointers:
 def write(folder: Path, pointers: Pointers) -> None:
     """Replace the pointers of the model in *folder*, durably."""
     says = {"schema": SCHEMA, **asdict(pointers)}
-    del says["damage"]
+    del says["damage"], says["unread"]
     replace_file(folder / FILE, json.dumps(says, indent=1).encode())
 
 

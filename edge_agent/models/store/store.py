@@ -15,6 +15,7 @@ Several processes may use one store. Independent of engines, brokers, and what m
 
 from __future__ import annotations
 
+import errno
 import shutil
 import time
 import uuid
@@ -366,7 +367,10 @@ class Store:
     def _change(self, name: str, change: Callable[[Pointers], Pointers]) -> Pointers:
         """Read, change, and write the pointers of a model; the caller has the lock."""
         folder = self.models / name
-        new = replace(change(self.pointers(name)), damage=None)
+        old = self.pointers(name)
+        if old.unread:
+            raise OSError(errno.EIO, old.damage)
+        new = replace(change(old), damage=None)
         if not folder.is_dir():
             folder.mkdir()
             copy_owner(folder, self.root)
