@@ -18,6 +18,7 @@ import threading
 import tomllib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
@@ -902,6 +903,31 @@ def resident_mb(box: Box, version: str) -> float:
     """
     box.wait_settled(outcome="live", version=version)
     return min(float(box.health()["rss_mb"]) for _ in range(10))
+
+
+def test_an_offer_that_is_refused_ends_nothing_that_is_under_way(
+    tmp_path: Path, broker: Mosquitto, agent: Agents, listen: Listening, key: Path
+) -> None:
+    """One without a signature, or too old, told a sender "rejected" of a version that served."""
+    trust = {"keys": [str(tmp_path / "trust")]}
+    box = start_box(
+        *(tmp_path, broker, listen(broker.port), agent, "edge-01"),
+        trust=trust,
+        trial={"probation_s": 600},
+    )
+    package = plain_package(model_folder(tmp_path / "new", "2", best=2), "level", "2", key=key)
+    with PlainSender(broker.port, "edge-01", package) as sender:
+        sender.offer().wait("probation")
+        stranger = PlainSender(broker.port, "edge-01", replace(package, signature=None))
+        with stranger:
+            stranger.offer()
+            sender.offer(age_s=3600)
+            box.listener.publish("edge/edge-01/in/command/ping", b'{"id": "after"}')
+            box.listener.wait_state(box.topic("reply/after"), ok=True)
+            box.listener.catch_up()
+        assert sender.said[-1]["state"] == "probation"
+        assert "rejected" not in {says["state"] for says in sender.said}
+    box.results_go_on("2")
 
 
 def test_memory_does_not_grow_with_pushes(box: Box, tmp_path: Path) -> None:

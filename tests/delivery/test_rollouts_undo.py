@@ -167,6 +167,13 @@ def own_push_before_its_wave(device: Device) -> None:
     device.push(TRANSFER)
 
 
+def own_push_on_probation(device: Device) -> None:
+    """Install what the roll-out finds on probation."""
+    device.hear(wave=0)
+    device.push(TRANSFER, until="probation")
+    device.hear(wave=1)
+
+
 def own_push_while_the_package_is_drawn(device: Device) -> None:
     """Install the version from another package; the roll-out finds it there."""
     device.hear()
@@ -189,6 +196,7 @@ def own_push_after_a_rollback(device: Device) -> None:
     "install",
     [
         own_push_before_its_wave,
+        own_push_on_probation,
         own_push_while_the_package_is_drawn,
         own_push_after_a_rollback,
     ],

@@ -257,7 +257,9 @@ class Rollouts:
     def _abort(self, name: str, plan: Plan, known: Followed) -> None:
         """Stop installing; go back from what this roll-out has installed if the plan says so."""
         begun = not known.ended and known.state != "waiting" and plan.settings is None
-        if begun and self._stop(plan.transfer, "the roll-out was aborted"):
+        # What served before this roll-out had begun is another's push.
+        mine = begun and known.before != plan.version
+        if mine and self._stop(plan.transfer, "the roll-out was aborted"):
             known.installed = True
             self._set(name, known, "probation")  # it may not be known yet after a kill
         if known.installed and known.state in {"probation", "live"}:

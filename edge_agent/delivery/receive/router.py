@@ -13,6 +13,7 @@ import json
 import logging
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 
 from ...core.errors import MalformedError, ModelError
@@ -185,10 +186,18 @@ class Router:
                     "machines"
                 )
         except ModelError as problem:
-            self._status.reject(transfer, str(problem))
+            self._refuse(transfer, str(problem))
             raise MalformedError(str(problem)) from None
         drawing = self._drawing if lies_retained else None
         self._consider(transfer, header, signature, drawing, push)
+
+    def _refuse(self, transfer: str, why: str) -> None:
+        """Reject an offer, which ends nothing that is under way already."""
+        candidate = self._ledger.by_transfer(transfer)
+        if candidate is not None:
+            self._ledger.answer(candidate)
+        elif transfer not in self._blocks:
+            self._status.reject(transfer, why)
 
     def _consider(
         self,
@@ -209,14 +218,14 @@ class Router:
         candidate = self._ledger.by_transfer(transfer)
         if candidate is not None:
             self._ledger.answer(candidate)
-            if drawing is not None:
-                return
+            if drawing is None:
+                with suppress(ModelError):  # an offer ends nothing that is under way
+                    self.admission.check(header_bytes, signature)
+                    self.on_push(candidate.name, candidate.version)
+            return
         self._waiting.pop(transfer, None)
         try:
             header = self.admission.check(header_bytes, signature)
-            if candidate is not None:
-                self.on_push(candidate.name, candidate.version)
-                return
             if header is None:
                 self._wait(transfer, (header_bytes, signature, drawing))
                 return
