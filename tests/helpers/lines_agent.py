@@ -34,9 +34,10 @@ class Lines(Sink):
         self._path = path
 
     def _write(self, kind: str, about: str) -> None:
-        self.written.append(f"{kind} {about}")
+        line = f"{kind} {about}"
         with self._path.open("a") as file:
-            file.write(json.dumps(self.written[-1]) + "\n")
+            file.write(json.dumps(line) + "\n")
+        self.written.append(line)
 
     def open(self, stream: Stream) -> None:
         """Write which pipeline is there."""
