@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from ..models.decoders import BOXED, WITHOUT_THRESHOLD
-from ..models.idle_keys import idle_keys
+from ..models.idle_keys import doubtful_keys
 from ..models.manifest import ModelFolder
 from .settings import Pipeline, SecondStage, Settings
 
@@ -44,9 +44,10 @@ def lint_pipeline(
 
         lines += split_troubles([folder.manifest for folder in known])
     lines += [
-        f"{folder.manifest.id}: {idle}"
+        f"{folder.manifest.id}: {line}"
         for folder in (*known, *seconds)
-        if folder is not None and (idle := idle_keys(folder.manifest)) is not None
+        if folder is not None
+        for line in doubtful_keys(folder.manifest)
     ]
     if pipeline.threshold is not None and known and WITHOUT_THRESHOLD.issuperset(tasks):
         lines.append(_without("threshold", known[0]))

@@ -9,6 +9,7 @@ from ..core.names import NAME_RULE, is_name, name_problems
 from ..core.text import closest
 from ..models.decoders import BOXED, SCORED
 from ..models.manifest import ModelFolder
+from ..models.questions import NOT_DECIDED
 from .rule_kinds import RULE_KINDS, RuleKind, kind_of
 from .rules import Action, CombinedRule, Rule
 from .schedule import parse_during
@@ -168,7 +169,7 @@ def is_grave(line: str) -> bool:
 
     Others are of settings that have none with any model, or of a part only.
     """
-    return any(words in line for words in (LEAVES_NOTHING, NEVER_ACTS, ALWAYS_ACTS))
+    return any(words in line for words in (LEAVES_NOTHING, NEVER_ACTS, ALWAYS_ACTS, NOT_DECIDED))
 
 
 WITH_PACKETS = ("rtsp:", "rtsps:", "http:", "https:", "file:")

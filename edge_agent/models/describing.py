@@ -23,7 +23,7 @@ from .files.steps import lost_scores
 from .files.tflite_metadata import draft_with_labels
 from .files.tflite_ssd import check_labels
 from .golden import check_file
-from .idle_keys import idle_keys
+from .idle_keys import doubtful_keys
 from .importing import BARE, draft_name, draft_text, file_of, import_model
 from .manifest import MANIFEST, Manifest, ModelFolder
 
@@ -75,7 +75,7 @@ def describe(path: Path) -> Description:
                 len(folder.labels),
                 imported.assumptions,
                 missing,
-                _as_tuple(idle_keys(folder.manifest)),
+                tuple(doubtful_keys(folder.manifest)),
                 (*_labels_trouble(folder, facts), *_as_tuple(golden_trouble(folder, facts))),
             )
     except ModelError as problem:

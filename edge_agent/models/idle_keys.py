@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from .manifest import InputSpec, Manifest
+from .questions import undecided
 
 _OF_PICTURES: tuple[str, ...] = (
     *("color", "width", "height", "resize", "crop_ratio", "interpolation"),
@@ -18,6 +19,12 @@ _OF_TASKS: Mapping[str, frozenset[str]] = {
     "vector": frozenset({"embedding"}),
 }
 """Keys of `[output]` that only matter for some tasks."""
+
+
+def doubtful_keys(manifest: Manifest) -> list[str]:
+    """List, one line each, which keys have no effect, and which are not decided yet."""
+    lines = (idle_keys(manifest), undecided(manifest.to_decide))
+    return [line for line in lines if line is not None]
 
 
 def idle_keys(manifest: Manifest) -> str | None:

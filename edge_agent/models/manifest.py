@@ -21,7 +21,6 @@ from ..core.text import half_letter, label_trouble, labels_in, labels_trouble
 from . import decoders, drift
 from .decoders import DECODERS, DEFAULT, DecoderName, Task, decoders_of
 from .edge_impulse import Mfe, Spectral, block_problems
-from .questions import answered
 from .transforms import LogMel, Stats, stats_problems, window_rate
 
 if TYPE_CHECKING:
@@ -223,6 +222,8 @@ class Manifest:
     trial: TrialSpec = field(default_factory=TrialSpec)
     description: str = ""
     license: str = ""
+    to_decide: tuple[str, ...] = ()
+    """The open questions of a draft, see `questions`."""
     variants: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """By architecture, profile, or engine: the keys that differ there."""
 
@@ -359,7 +360,6 @@ def _parse(data: Mapping[str, Any], where: str) -> Manifest:
     """Parse a manifest without checking its variants."""
     from ..core.schema import build
 
-    data = answered(data, where)
     given = data.get("input")
     for key in given if isinstance(given, Mapping) else ():
         if key in _ELSEWHERE:

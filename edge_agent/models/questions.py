@@ -1,15 +1,14 @@
-"""The open questions of a drafted manifest: a model is refused as long as there are any."""
+"""The open questions of a drafted manifest: as long as there are any, its defaults are a guess."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
 
-from ..core.errors import ModelError
 from ..core.text import printable
 
 KEY = "to_decide"
 """Key of the questions in `model.toml`."""
+NOT_DECIDED = "not decided yet"
 _MOST_NAMED = 8
 
 
@@ -22,9 +21,9 @@ def as_toml(questions: Sequence[str]) -> str:
     """Return questions as they stand in `model.toml`, before its first table."""
     if not questions:
         return ""
-    how = "Write what holds into the keys that a line names, and take the line out"
+    how = "Write what holds into the keys that a line names, and take the line out."
     lines = "".join(f"    {_quoted(each)},\n" for each in questions)
-    return f"# {how}; refused until none is left.\n{KEY} = [\n{lines}]\n"
+    return f"# {how}\n{KEY} = [\n{lines}]\n"
 
 
 def _quoted(question: str) -> str:
@@ -34,17 +33,11 @@ def _quoted(question: str) -> str:
     return f"{mark}{text}{mark}"
 
 
-def answered(data: Mapping[str, Any], where: str) -> Mapping[str, Any]:
-    """Return a manifest's content without its list of questions, which must be empty.
-
-    Raises:
-        ModelError: there are some.
-    """
-    questions = data.get(KEY, [])
-    if questions:
-        listed = questions if isinstance(questions, list) else [questions]
-        raise ModelError(
-            f"{where}: {KEY}: not decided yet: {keys_of(listed[:_MOST_NAMED])}; write what holds "
-            f"into these keys, and take each answered line out of {KEY}"
-        )
-    return {key: value for key, value in data.items() if key != KEY}
+def undecided(questions: Sequence[str]) -> str | None:
+    """Return a line about open questions, whose defaults serve; None: there are none."""
+    if not questions:
+        return None
+    return (
+        f"{KEY}: {NOT_DECIDED}: {keys_of(questions[:_MOST_NAMED])}; write what holds into these "
+        f"keys, and take each answered line out of {KEY}"
+    )

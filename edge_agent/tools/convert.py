@@ -51,7 +51,7 @@ class Conversion:
     left: tuple[str, ...]
     """Questions to answer in the manifest before it is correct."""
     needed: str | None
-    """Why it could not serve even so, or None if it could."""
+    """Why it cannot serve before that, or None if it can."""
     golden: str
     """Description of the golden cases."""
     distances: Mapping[str, float]

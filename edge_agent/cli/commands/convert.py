@@ -95,7 +95,7 @@ def _print(made: Conversion, out: Path) -> None:
     if made.left:
         where = out / "model.toml"
         lines.append(
-            f"draft    {where}: does not serve before that is decided there"
+            f"draft    {where}: decide that there before the model is used"
             if made.needed is None
             else f"draft    {where}: does not serve before that is decided: {made.needed}"
         )

@@ -11,7 +11,7 @@ from typing import Any
 
 from ...core.errors import ModelError, UsageError
 from ...core.text import counted
-from ...models.idle_keys import idle_keys
+from ...models.idle_keys import doubtful_keys
 from ...models.importing import import_model
 from ...models.packages.build import pack
 from ...models.packages.keys import load_private
@@ -55,8 +55,8 @@ def main(options: Options) -> int:
     with import_model(Path(options.path)) as imported:
         for assumption in imported.assumptions:
             say(f"assumed  {assumption}")
-        if (idle := idle_keys(imported.folder.manifest)) is not None:
-            say(f"note     {idle}")
+        for line in doubtful_keys(imported.folder.manifest):
+            say(f"note     {line}")
         package = pack(
             imported.folder.path,
             out,

@@ -26,7 +26,7 @@ from ...core.types import Array, Classes, Outcome, Sample
 from ...inference.engines.registry import engine_words
 from ...inference.model import Model
 from ...models.describing import missing_labels
-from ...models.idle_keys import idle_keys
+from ...models.idle_keys import doubtful_keys
 from ...models.importing import BARE, ImportedModel, file_of, import_model
 from ...models.manifest import InputSpec
 from ...mqtt import payloads
@@ -208,8 +208,8 @@ def _print_model(imported: ImportedModel, path: Path) -> None:
         say(f"assumed  {assumption}")
     for lack in missing_labels(imported.folder):
         say(f"missing  {lack}")
-    if (idle := idle_keys(manifest)) is not None:
-        say(f"note     {idle}")
+    for line in doubtful_keys(manifest):
+        say(f"note     {line}")
 
 
 def _print_unread(columns: Sequence[str], shape: InputSpec) -> None:
