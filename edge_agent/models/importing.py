@@ -89,8 +89,8 @@ def import_model(
         here: variants that suit this device, the most specific first.
 
     Raises:
-        UsageError: there is no model at *path*, or name or version are not valid.
-        ModelError: it must not be used, or its metadata is not enough.
+        UsageError: there is nothing at *path*, or name or version are not valid.
+        ModelError: it is not a model, or its metadata is not enough.
     """
     if name is not None and not is_name(name):
         raise UsageError(f"--name: {name!r} is not a name ({NAME_RULE})")
@@ -133,7 +133,7 @@ def import_model(
                     copy.parent.mkdir(parents=True, exist_ok=True)
                     shutil.copyfile(part, copy)
         else:
-            raise UsageError(
+            raise ModelError(
                 f"{path}: neither a folder with {MANIFEST}, nor .tar, .onnx, .xml or .tflite"
                 f"{hint_of(path)}"
             )
@@ -182,7 +182,7 @@ def file_of(path: Path, *, describing: bool = False) -> Path:
     counts as none, because a shell makes one before `describe --draft DIR > DIR/model.toml` runs.
 
     Raises:
-        UsageError: a folder without model.toml contains no network, or several candidates.
+        ModelError: a folder without model.toml contains no network, or several candidates.
     """
     manifest = path / MANIFEST
     several = f"{path}: several networks and no {MANIFEST}: name one of "
@@ -195,7 +195,7 @@ def file_of(path: Path, *, describing: bool = False) -> Path:
             if len(models) == 1:
                 return models[0]
             names = ", ".join(map(str, models[:MOST_NAMED])) + ", …" * (len(models) > MOST_NAMED)
-            raise UsageError(f"{path}: holds several models: name one of {names}")
+            raise ModelError(f"{path}: holds several models: name one of {names}")
         for pattern in ("*.*", "*/*.*"):  # Hugging Face's are in onnx/
             found = sorted(one for one in path.glob(pattern) if _is_network(one))
             usual = [one for one in found if one.stem in _USUAL]
@@ -203,15 +203,15 @@ def file_of(path: Path, *, describing: bool = False) -> Path:
                 return (usual or found)[0]
             if found:
                 names = ", ".join(str(one.relative_to(path)) for one in found)
-                raise UsageError(several + names)
+                raise ModelError(several + names)
         found = sorted(path.glob("*.tflite"))
         if len(found) == 1:  # Teachable Machine's zip, unpacked
             return found[0]
         if found:
-            raise UsageError(several + ", ".join(one.name for one in found))
+            raise ModelError(several + ", ".join(one.name for one in found))
         others = sorted(one for one in path.iterdir() if one.suffix in _HINTS)
     hint = f"; {others[0].name} is there{hint_of(others[0])}" if others else ""
-    raise UsageError(f"{path}: neither {MANIFEST} nor an .onnx, .xml or .tflite in it{hint}")
+    raise ModelError(f"{path}: neither {MANIFEST} nor an .onnx, .xml or .tflite in it{hint}")
 
 
 def _is_network(path: Path) -> bool:

@@ -172,7 +172,7 @@ def test_a_folder_of_one_file_is_described_as_that_file(tmp_path: Path) -> None:
     assert "a draft:" in folder.out
     shutil.copy(network, tmp_path / "other.onnx")
     said = call_cli("describe", str(tmp_path))
-    assert said.code == 2
+    assert said.code == 1
     assert "name one of net.onnx, other.onnx" in said.error
 
 

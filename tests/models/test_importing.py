@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from edge_agent.core.errors import AgentError, ModelError, UsageError
+from edge_agent.core.errors import ModelError
 from edge_agent.models.importing import file_of, import_model
 from tests.helpers.small_models import loudness
 from tests.helpers.tiny_networks import times_two, to_ir
 from tests.models.test_metadata import METADATA_YAML, ultralytics, zeros
 
 
-def refused(path: Path, *words: str, error: type[AgentError] = UsageError) -> None:
+def refused(path: Path, *words: str) -> None:
     """See that a path is refused in one line that has these words."""
-    with pytest.raises(error) as caught, import_model(path):
+    with pytest.raises(ModelError) as caught, import_model(path):
         pass
     message = str(caught.value)
     assert "\n" not in message
@@ -69,7 +69,7 @@ def test_a_folder_of_model_folders_names_them(tmp_path: Path) -> None:
         (tmp_path / name / "model.toml").write_text("")
         if name == "parts":
             assert file_of(tmp_path) == tmp_path / "parts"
-    with pytest.raises(UsageError) as caught:
+    with pytest.raises(ModelError) as caught:
         file_of(tmp_path)
     known = f"{tmp_path / 'level'}, {tmp_path / 'parts'}"
     assert str(caught.value) == f"{tmp_path}: holds several models: name one of {known}"
@@ -111,8 +111,7 @@ def test_folder_of_another_kind(tmp_path: Path) -> None:
 def test_a_file_that_a_manifest_beside_it_describes(tmp_path: Path) -> None:
     """A bare file that does not say enough names the folder that does."""
     folder = loudness(tmp_path / "press", window=4)
-    words = f"the model.toml beside it does: give the folder, {folder}"
-    refused(folder / "model.onnx", words, error=ModelError)
+    refused(folder / "model.onnx", f"the model.toml beside it does: give the folder, {folder}")
     (folder / "model.onnx").rename(folder / "other.onnx")
     with pytest.raises(ModelError) as caught, import_model(folder / "other.onnx"):
         pass
