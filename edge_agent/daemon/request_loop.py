@@ -49,7 +49,7 @@ class RequestLoop:
                     name,
                     version,
                     None,
-                    partial(self.catalog.find, name, version, untried=True),
+                    partial(self.catalog.find, name, version),
                     on_state=partial(self.local_requests.answer, request),
                 )
             )

@@ -502,10 +502,10 @@ def test_damaged_notes_cost_blocks_only(store: Store, tmp_path: Path) -> None:
         for damage in ("[[", deep, '[["model.onnx", Infinity]]'):
             layout.write_text(damage)
             assert incoming.fill(stored_versions(store)) == 0
-            assert Catalog(store).find("face", "1", untried=True) is not None
+            assert Catalog(store).find("face", "1") is not None
         layout.write_text(r'[["a\u0000b", 3]]')
         with pytest.raises(ModelError, match="has changed on the disk"):
-            Catalog(store).find("face", "1", untried=True)
+            Catalog(store).find("face", "1")
 
 
 def test_a_folder_in_the_place_of_a_note_does_not_end_the_agent(store: Store) -> None:

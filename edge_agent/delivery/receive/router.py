@@ -267,7 +267,7 @@ class Router:
             )
             return True
         log.info("push %s: %s is here already", transfer, header.id)
-        found = partial(self.admission.catalog.find_unchanged, name, version, untried=True)
+        found = partial(self.admission.catalog.find_unchanged, name, version)
         self._submit(Candidate(name, version, transfer, found), header.blocks)
         return True
 

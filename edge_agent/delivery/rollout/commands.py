@@ -112,6 +112,12 @@ class VersionCommands:
         """Make a version live that has been accepted before."""
         name, version = request.model, request.version
         with self._swap.changing:
+            folder = self._swap.catalog.find(name, version)
+            accepted = next(
+                e.accepted for e in self._swap.catalog.versions(name) if e.folder == folder
+            )
+            if not accepted:
+                raise ModelError(f"{name}@{version} has not passed its trial; push it again")
             folder, models = self._swap.reopen(name, version)
             why = f"{version} was activated by command"
             self._swap.ledger.cancel(name, why)

@@ -130,7 +130,7 @@ class Recovery:
             name,
             version,
             self._swap.store.transfer(name, version),
-            lambda: self._swap.catalog.find_unchanged(name, version, untried=True),
+            lambda: self._swap.catalog.find_unchanged(name, version),
             # Where it has a signature, that is judged anyway.
             unsigned=self._swap.store.received(name, version),
             push=push,

@@ -27,8 +27,6 @@ from .store import LAYOUT, NOTES, PUSH_AGAIN, Store, changed_words
 
 log = logging.getLogger(__name__)
 
-_UNTRIED = "has not passed its trial yet; if none is under way, push it again"
-
 Place = Literal["store", "models_dirs", "bundled"]
 
 
@@ -77,33 +75,29 @@ class Catalog:
                 found.setdefault(version_key(entry.version), entry)
         return tuple(found[key] for key in sorted(found, reverse=True))
 
-    def find(self, name: str, version: str | None = None, *, untried: bool = False) -> ModelFolder:
-        """Find a version of a model that may run; None: the live one.
-
-        *untried* says whether it may be one that has not been accepted, which must not serve.
+    def find(self, name: str, version: str | None = None) -> ModelFolder:
+        """Find a version of a model; None: the live one.
 
         Raises:
-            ModelError: it is missing, broken, or not accepted; suggests known names or versions.
+            ModelError: it is missing or broken; suggests known names or versions.
         """
         if version is None:
             return self.live(name)
         for entry in self.versions(name):
             if entry.folder and entry.version and same_version(entry.version, version):
-                if not (entry.accepted or untried):
-                    raise ModelError(f"{name}@{version}: {_UNTRIED}")
                 return entry.folder
         for entry in self.entries(name):
             if entry.error and entry.version and same_version(entry.version, version):
                 raise ModelError(f"{name}@{version} is broken: {entry.error}")
         raise ModelError(f"{name}@{version}: not found; {self._known(name)}")
 
-    def find_unchanged(self, name: str, version: str, *, untried: bool = False) -> ModelFolder:
-        """Find a version that will go live (again), after checking its files by their digests.
+    def find_unchanged(self, name: str, version: str) -> ModelFolder:
+        """Find a version that will go live again, after checking its files by their digests.
 
         Raises:
             ModelError: as for `find`, or it has changed on disk since it was installed.
         """
-        return self.unchanged(self.find(name, version, untried=untried))
+        return self.unchanged(self.find(name, version))
 
     def unchanged(self, folder: ModelFolder) -> ModelFolder:
         """Return *folder* after checking its files by their digests.
@@ -183,6 +177,9 @@ class Catalog:
             ModelError: there is no such version, or it was never accepted.
         """
         folder = self.find(name, version)
+        entry = next(entry for entry in self.versions(name) if entry.folder == folder)
+        if not entry.accepted:
+            raise ModelError(f"{name}@{version} has not passed its trial; push it again")
         running = self._running(name)
         self.store.activate(name, folder.manifest.version, before=running, cancels=cancels)
         return folder
