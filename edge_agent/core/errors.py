@@ -56,6 +56,10 @@ class BarredError(EngineError):
     """A model that has crashed the agent too often to be loaded again."""
 
 
+class OnTrialError(ModelError):
+    """A version that must not serve before its trial is over."""
+
+
 class SourceError(AgentError):
     """A source that cannot be opened or has stopped delivering readings."""
 

@@ -49,7 +49,7 @@ class RequestLoop:
                     name,
                     version,
                     None,
-                    partial(self.catalog.find, name, version),
+                    partial(self.catalog.find, name, version, on_trial=True),
                     on_state=partial(self.local_requests.answer, request),
                 )
             )

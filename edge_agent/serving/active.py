@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Protocol
 from ..config.settings import Arm, parse_route
 from ..core.callbacks import Callbacks
 from ..core.containment import contained
-from ..core.errors import AgentError, BarredError, ModelError, Unfit
+from ..core.errors import AgentError, BarredError, ModelError, OnTrialError, Unfit
 from ..core.frozen import record
 from ..core.names import version_key
 from ..core.types import Kind, Outcome, Sample
@@ -270,7 +270,7 @@ class ActiveModels:
                 if serving.crowded and more_room:
                     return
                 # A model barred for its crashes is no reason to end: another may be pushed.
-                serving.broken = not isinstance(problem, BarredError) and (
+                serving.broken = not isinstance(problem, BarredError | OnTrialError) and (
                     folder is not None or not self._absent(serving)
                 )
                 # The reference is always shown next to it.

@@ -36,6 +36,7 @@ from tests.helpers.push import (
     send,
     start_box,
 )
+from tests.helpers.small_models import encode_jpeg, plain
 from tests.helpers.support import PATIENCE, AgentProcess, Listener, Mosquitto, run_cli
 from tests.helpers.tiny_networks import node
 
@@ -659,6 +660,42 @@ def test_pinned_version_can_come_later(box: Boxes, tmp_path: Path) -> None:
     refusal = one.command("delete", "pinned", model="level", version="2")
     assert not refusal["ok"]
     assert "pipeline" in refusal["error"]
+
+
+def test_a_pinned_version_does_not_serve_before_its_trial_is_over(
+    box: Boxes, tmp_path: Path
+) -> None:
+    """A reload or a kill within its shadow made it serve, and it went on when it was rejected."""
+    one = box(
+        trial={"min_agreement": 0.9, "shadow_frames": 100_000, "timeout_s": 300},
+        pipelines=[{"name": "door", "model": "level"}, {"name": "pinned", "model": "level@2"}],
+        infer={"models": ["level@2"]},
+    )
+    waits, gray = "level@2: has not passed its trial yet", encode_jpeg(plain(100))
+    new = package(tmp_path, "2", best=2)
+    with PlainSender(one.broker.port, one.device, new) as sender:
+        sender.offer().wait("shadow")
+        one.agent.signal(signal.SIGHUP)
+        one.listener.wait_for(
+            lambda _h: waits in str(one.listener.last(one.topic("health"))), "why it does not serve"
+        )
+        one.listener.publish(one.topic("in", "infer", "level", "early"), gray)
+        answer = one.listener.wait_state(one.topic("reply", "early"), id="early")
+        assert not answer["ok"]
+        assert waits in answer["error"]
+        one.agent.process.kill()
+        one.agent.wait()
+        settings = one.agent.config.read_text()
+        one.agent.config.write_text(settings.replace("100000", "30"))
+        one.agent.restart()
+        assert "shadow: agrees on 0% of 30" in sender.wait("live", "rejected")["why"]
+    one.results_go_on("1")
+    assert one.health()["why"] == ["model level@2: not found; there is 1"]
+    assert not one.listener.on(one.topic("result", "pinned"))
+    assert deliver(one, tmp_path / "better", "2", best=0, seed=11)["state"] == "probation"
+    one.results_go_on("2", "pinned")
+    one.listener.publish(one.topic("in", "infer", "level", "late"), gray)
+    assert one.listener.wait_state(one.topic("reply", "late"), id="late")["model"] == "level@2"
 
 
 def test_a_version_that_may_be_asked_stays(box: Boxes, tmp_path: Path) -> None:

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from edge_agent.core.errors import ModelError
+from edge_agent.core.errors import ModelError, OnTrialError
 from edge_agent.models.manifest import load
 from edge_agent.models.store.catalog import Catalog, library_trouble
 from edge_agent.models.store.install import install_folder
+from edge_agent.models.store.pointers import Trial
 from edge_agent.models.store.store import Store
 from tests.helpers.model_folders import make_model
 
@@ -77,6 +78,20 @@ def test_candidate_does_not_run_by_being_there(catalog: Catalog) -> None:
         catalog.activate("face", "2")
     catalog.store.activate("face", "2", before="1")
     assert catalog.live("face").manifest.version == "2"
+
+
+def test_a_version_on_trial_serves_nobody_who_names_it(catalog: Catalog) -> None:
+    """It served after a reload, and went on when it was rejected. An accepted copy serves."""
+    inside = stored(catalog, "2")
+    catalog.store.set_trial("face", Trial("2", "shadow", 0.0))
+    for catalogs in (catalog, catalog.now()):
+        with pytest.raises(OnTrialError, match="has not passed its trial yet"):
+            catalogs.find("face", "2.0")
+        assert catalogs.find_unchanged("face", "2").path == inside
+    library = put(catalog, "models", "2")
+    assert catalog.find("face", "2").path == library
+    catalog.store.activate("face", "2", before="1")
+    assert catalog.find("face", "2").path == inside
 
 
 def test_rollback_crosses_places(catalog: Catalog) -> None:

@@ -26,7 +26,7 @@ def find_model(
         return Path(text)
     name, at, version = text.partition("@")
     if catalog is not None and catalog.entries(name):
-        return catalog.find(name, version if at else None).path
+        return catalog.find(name, version if at else None, on_trial=True).path
     if text and (bundled("models") / text / MANIFEST).is_file():
         return bundled("models") / text
     if text in NAMES:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ...core.containment import contained
-from ...core.errors import ModelError
+from ...core.errors import ModelError, OnTrialError
 from ...core.files import is_gone, subfolders
 from ...core.frozen import record
 from ...core.names import is_name, version_key
@@ -75,17 +75,26 @@ class Catalog:
                 found.setdefault(version_key(entry.version), entry)
         return tuple(found[key] for key in sorted(found, reverse=True))
 
-    def find(self, name: str, version: str | None = None) -> ModelFolder:
+    def find(self, name: str, version: str | None = None, *, on_trial: bool = False) -> ModelFolder:
         """Find a version of a model; None: the live one.
 
+        *on_trial*: also one whose trial is not over, which must not serve. Of the same version in
+        another place, that one is found instead.
+
         Raises:
+            OnTrialError: its trial is not over.
             ModelError: it is missing or broken; suggests known names or versions.
         """
         if version is None:
             return self.live(name)
-        for entry in self.versions(name):
-            if entry.folder and entry.version and same_version(entry.version, version):
+        tried = None if on_trial else self.store.pointers(name).on_trial
+        waits = tried is not None and same_version(tried, version)
+        for entry in self.entries(name) if waits else self.versions(name):
+            same = entry.folder and entry.version and same_version(entry.version, version)
+            if same and entry.folder is not None and (entry.accepted or not waits):
                 return entry.folder
+        if waits:
+            raise OnTrialError(f"{name}@{version}: has not passed its trial yet")
         for entry in self.entries(name):
             if entry.error and entry.version and same_version(entry.version, version):
                 raise ModelError(f"{name}@{version} is broken: {entry.error}")
@@ -97,7 +106,7 @@ class Catalog:
         Raises:
             ModelError: as for `find`, or it has changed on disk since it was installed.
         """
-        return self.unchanged(self.find(name, version))
+        return self.unchanged(self.find(name, version, on_trial=True))
 
     def unchanged(self, folder: ModelFolder) -> ModelFolder:
         """Return *folder* after checking its files by their digests.

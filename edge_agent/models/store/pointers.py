@@ -87,6 +87,12 @@ class Pointers:
         """The version that ran before."""
         return self.history[-2] if len(self.history) > 1 else None
 
+    @property
+    def on_trial(self) -> str | None:
+        """The version whose trial is not over, so that it must not serve."""
+        over = self.trial is None or self.trial.phase in {"probation", ROLLED_BACK}
+        return None if over or self.trial is None else self.trial.version
+
     def role(self, version: str) -> str | None:
         """Return why a version must not be deleted: live, previous, or on trial; else None."""
         held = (
