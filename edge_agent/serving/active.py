@@ -137,6 +137,8 @@ class ActiveModels:
         self._exchanges: Counter[str] = Counter()
         """How often another version of each model has gone live."""
         self._room_made = False
+        self.swapping: set[str] = set()
+        """Models unloaded for another version, which has their room."""
         self.on_change = Callbacks()
         """Called when the serving models change."""
 
@@ -236,9 +238,11 @@ class ActiveModels:
 
         Does nothing unless a model has been unloaded since.
         """
-        # A model that is missing for no reason is being exchanged or loaded, and has the room.
+        # A model that is missing for no reason is being loaded (again), and has the room.
         if not self._room_made or any(
-            each.model is None and each.problem is None and not each.lazy for each in self.all()
+            each.arm.name in self.swapping
+            or (each.model is None and each.problem is None and not each.lazy)
+            for each in self.all()
         ):
             return
         self._room_made = False
@@ -353,6 +357,7 @@ class ActiveModels:
             servings = self.servings_of(name)
             old = [serving.model for serving in servings]
             self._exchanges[name] += 1
+            self.swapping.discard(name)
             for serving in servings:
                 serving.model = models.get(serving.kind)
                 if serving.model is not None:

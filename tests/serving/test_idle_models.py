@@ -93,6 +93,16 @@ def test_the_room_that_a_swap_makes_is_its_own(active: ActiveModels) -> None:
     active.load(one)
     memory.step()
     assert (one.model is not None, two.model) == (True, None)
+    # One that is lazy may be missing for long; a swap says so.
+    one.lazy = True
+    active.swapping.add("one")
+    for model in active.unload(lambda serving, _: serving is one):
+        active.retire(model)
+    memory.step()
+    assert two.model is None
+    active.exchange({}, "one")
+    memory.step()
+    assert two.model is not None
     active.close()
 
 

@@ -79,6 +79,7 @@ class Swap:
 
     def _unload(self, name: str) -> None:
         """Unload the version that serves; its frames wait or are superseded."""
+        self.active.swapping.add(name)
         for old in self.active.unload(
             lambda serving, _model: serving.arm.name == name and serving.arm.version is None
         ):
@@ -90,6 +91,7 @@ class Swap:
         empty = [s for s in self.active.servings_of(name) if s.model is None and not s.lazy]
         for serving in empty:
             self.active.load(serving)  # a failure is logged, and kept for health
+        self.active.swapping.discard(name)
 
     def open(self, folder: ModelFolder, *, checked: bool = True) -> dict[Kind, Model]:
         """Load a version for every kind of sample from its pipelines; needs no lock.
