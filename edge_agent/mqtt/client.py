@@ -22,11 +22,12 @@ from ..config.settings import Broker
 from ..core.backoff import Backoff
 from ..core.frozen import record
 from ..core.logs import ANSWER, Latch
+from .barrier import BARRIER_SECONDS
 from .connecting import Reconnect
 from .connection import ALL, Connection, Hooks, ReceivedMessage, Refusal, Will, is_acknowledged
 from .hang_ups import settle
 from .message import Channel, Message
-from .outbox import BARRIER_SECONDS, Answered, Outbox
+from .outbox import Answered, Outbox
 from .retained import Retained
 from .subscribing import Subscribing
 from .subscriptions import Feeds

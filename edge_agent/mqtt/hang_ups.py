@@ -4,8 +4,13 @@ MQTT 3.1.1 has no words to refuse a message: brokers close the connection over o
 or forbidden, and so do some of MQTT 5. Published again over each next connection, it would keep
 everything else from arriving. After some short-lived connections the next one is *careful*: idle
 at first, then all is published at QoS 1, one message at a time, the first one being the status. If
-it ends right after others were acknowledged, it has ended over the one message in flight; if that
-happens again and again, with no other loss in between, the broker does not take it.
+it ends right after others were acknowledged, it has ended over the one message in flight.
+
+A network whose connections do not last is like that, too: what takes longest is in flight whenever
+one ends. So a topic over which connections end again and again, with no other loss in between, is
+held back: nothing is lost yet. If the connection without it ends as well, the network is at fault,
+and the topic is published again. If it lasts, the topic is tried once more: only if that ends it,
+the broker does not take the message.
 
 Callers hold the client's lock.
 """
@@ -26,11 +31,14 @@ SHORTLY = 5.0
 """Longest time between a message and the end of the connection over it, seconds."""
 CAREFUL_SECONDS = 10.0
 """How long a connection is careful, seconds."""
+CONTROL_SECONDS = 30.0
+"""How long a connection must last without what is held back, seconds."""
 SHORT_LIVED = 30.0
 CAREFUL_AFTER = 2
 """Short-lived connections in a row after which the next ones are careful."""
 PROOF = 4
-"""Careful connections in a row that must end over a message."""
+"""Careful connections in a row that end over a message until its topic is held back; one more that
+has lasted without it, and it is shut out."""
 SHUT_OUT_SECONDS = 3600.0
 MARGIN = 64
 """Bytes by which copies of a message may differ, such as by its age."""
@@ -51,7 +59,8 @@ class HangUps:
         self._short_lived = 0
         """Short-lived connections in a row."""
         self._suspects: dict[str, tuple[int, int]] = {}
-        """By topic: the size of a message and how many careful connections have ended over it."""
+        """By topic: the size of a message and how many careful connections have ended over it; from
+        PROOF on, it is held back."""
         self._shut_out: dict[str, tuple[int, float]] = {}
         """By topic: the size from which on messages are not published, and until when."""
 
@@ -59,6 +68,16 @@ class HangUps:
     def careful(self) -> bool:
         """Whether the next connection must be careful."""
         return self._short_lived >= CAREFUL_AFTER
+
+    @property
+    def suspends(self) -> bool:
+        """Whether any topic is held back."""
+        return any(times >= PROOF for _, times in self._suspects.values())
+
+    def holds_back(self, topic: str) -> bool:
+        """Whether a topic is held back until a connection has lasted without it."""
+        _, times = self._suspects.get(topic, (0, 0))
+        return times >= PROOF
 
     def why_not(self, topic: str, size: int) -> str | None:
         """Return why a message must not be published; None: it may."""
@@ -103,7 +122,12 @@ class HangUps:
         suspect, times = max(suspect, size), times + 1
         self._suspects[topic] = suspect, times
         _bound(self._suspects)
-        if times < PROOF:
+        if times == PROOF:
+            held = (
+                "%s: held back until a connection has lasted %.0f s without it: %d in a row ended"
+            )
+            log.info(held, topic, CONTROL_SECONDS, PROOF)
+        if times <= PROOF:
             return False
         del self._suspects[topic]
         self._shut_out.pop(topic, None)  # the latest last

@@ -163,7 +163,7 @@ class Inflight:  # noqa: PLR0904 - one for each event of a message
         """Whether the disk cannot be read at present; messages in memory do not wait for it."""
         self.series = Series()
         self._sent: dict[int, InflightMessage] = {}
-        """Messages in flight, by message id on the present connection."""
+        """Messages in flight, by message id on the present connection; negative: held back."""
         self._waiting: deque[InflightMessage] = deque()
         self._sent_bytes = self._waiting_bytes = 0
         self._left = 0
@@ -198,7 +198,7 @@ class Inflight:  # noqa: PLR0904 - one for each event of a message
     @property
     def copies(self) -> int:
         """Number of replayed messages in flight."""
-        return sum(entry.message.replayed for entry in self._sent.values())
+        return sum(entry.message.replayed for mid, entry in self._sent.items() if mid > 0)
 
     def add(self, message: Message) -> InflightMessage:
         """Accept a message; a call of `enqueue` or `sent` must follow."""
@@ -265,6 +265,16 @@ class Inflight:  # noqa: PLR0904 - one for each event of a message
         self.series.sent(entry.message)
         self._sent[mid] = entry
         self._sent_bytes += entry.size
+
+    def hold_back(self, entry: InflightMessage) -> None:
+        """Keep a message until `release` or the end of the connection, as if it were in flight."""
+        self.sent(min((0, *self._sent)) - 1, entry)
+
+    def release(self) -> list[InflightMessage]:
+        """Remove and return what is held back; `sent` or `drop` must follow."""
+        released = [self._sent.pop(mid) for mid in list(self._sent) if mid < 0]
+        self._sent_bytes -= sum(entry.size for entry in released)
+        return released
 
     def acknowledged(self, mid: int, *, refused: bool = False) -> None:
         """Record that a message id is acknowledged, or *refused*, which counts as lost.

@@ -72,7 +72,7 @@ class OneShotClient:
         if filters:
             self._asked += 2  # first, because the answer may arrive before this returns
             connection.subscribe([(each, 1) for each in filters])
-            # Answered after the retained messages are sent, see `outbox.Barrier`.
+            # Answered after the retained messages are sent, see `barrier.Barrier`.
             connection.unsubscribe(f"edge-agent-cli/{uuid.uuid4().hex}")
 
     def _passed(self, _connection: Connection, _mid: int) -> None:

@@ -10,16 +10,17 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from math import inf
+from functools import partial
 from typing import Any
 
+from .barrier import Barrier
 from .connection import Connection, Refusal, is_acknowledged
 from .diagnose import NOT_AUTHORIZED
-from .hang_ups import CAREFUL_SECONDS, HangUps
+from .hang_ups import CAREFUL_SECONDS, CONTROL_SECONDS, HangUps
 from .inflight import Inflight, InflightMessage
-from .message import CREDIT, Channel, Message
+from .message import Channel, Message
 
 log = logging.getLogger(__name__)
 
@@ -31,10 +32,6 @@ limit when its socket is blocked."""
 REPLAY = 10
 """Most copies in flight, and most copies published by one `publish_waiting`.
 paho sends 20 messages at a time and queues the rest, so live ones are sent at once."""
-BARRIER_SECONDS = 0.25
-"""Longest time between barriers while results are published."""
-OPEN_BARRIERS = 4
-"""Most unanswered barriers."""
 QUOTA_EXCEEDED = 0x97
 BROKEN = "the connection broke before the broker acknowledged it"
 CROWDED = "too many messages are in flight to the broker"
@@ -49,7 +46,11 @@ class _Flight:
     """State of the present connection, which ends with it."""
 
     since: float = field(default_factory=time.monotonic)
-    """When it began, monotonic seconds."""
+    """When it began, or its trial of what is held back; monotonic seconds."""
+    trial: bool = False
+    """Whether it has lasted without what is held back (`hang_ups`), so that this is published."""
+    held: list[tuple[Callable[[], object], Answered | None]] = field(default_factory=list)
+    """How to publish each message that is held back and kept nowhere else, and its answer."""
     window: int | None = None
     """How many messages may be unacknowledged once it is no longer careful (`hang_ups`); None: it
     is not."""
@@ -147,6 +148,10 @@ class Outbox:
             why = CROWDED
         elif retain and not payload and not connection.abilities.retain:
             why = "the broker keeps no retained messages, so there is none to clear"
+        elif self._is_held_back(topic):
+            again = partial(self.publish, topic, payload, qos, retain=retain, about=about)
+            self._flight.held.append((partial(again, answered=answered), answered if qos else None))
+            return
         else:
             receipt = self._pass(connection, topic, payload, qos, retain=retain, about=about)
             if qos and answered is not None:
@@ -171,6 +176,10 @@ class Outbox:
         connection = self.connection
         if connection is None:
             self._replies.append((topic, payload, correlation, foreign))
+        elif self._is_held_back(topic):
+            again = partial(self.publish_reply, topic, payload, correlation, foreign=foreign)
+            if not self._too_many():
+                self._flight.held.append((again, None))
         elif not self._why_not(connection, topic, len(payload) + len(correlation or b"")):
             receipt = self._pass(connection, topic, payload, 1, correlation=correlation)
             if foreign:
@@ -232,7 +241,9 @@ class Outbox:
         # On a careful connection it would overtake what paho queues.
         careful = self._flight.window is not None
         if self.connection is not None and not (careful and self._flight.awaited):
-            self._barrier.request(self.connection, self.channels)
+            # It would say that what is held back has arrived.
+            complete = [c for c in self.channels if not self._held_back_of(c)]
+            self._barrier.request(self.connection, complete)
 
     # Events of the connection
 
@@ -248,7 +259,8 @@ class Outbox:
         for topic, payload in self._retained.items():
             self.publish(topic, payload, 1, retain=True)
         for topic in [topic for topic, payload in self._retained.items() if not payload]:
-            del self._retained[topic]
+            if not self._is_held_back(topic):
+                del self._retained[topic]
         while self._replies:
             topic, payload, correlation, foreign = self._replies.popleft()
             self.publish_reply(topic, payload, correlation, foreign=foreign)
@@ -272,6 +284,12 @@ class Outbox:
         elif self.connection.gone.is_set():
             self._find_culprit(self.connection)
         self.connection = None
+        held, self._flight.held = self._flight.held, []
+        for again, answer in reversed(held):
+            if answer is not None:
+                answer(BROKEN)
+            else:
+                again()
         unanswered, self._flight.answered = self._flight.answered, {}
         for answered in reversed(unanswered.values()):  # each may be put back before the others
             answered(BROKEN)
@@ -304,14 +322,43 @@ class Outbox:
                 log.warning("broker: refused a message of this device on %s", self.forbidden)
 
     def relax(self) -> None:
-        """Publish as usual if a careful connection has lasted: nothing needs to be found out."""
-        flight = self._flight
-        if self.connection is None or flight.window is None:
+        """Publish as usual if a careful connection has lasted, and later also what is held back."""
+        flight, connection = self._flight, self.connection
+        if connection is None:
             return
-        if time.monotonic() - flight.since > CAREFUL_SECONDS:
-            self.connection.exchange_window(flight.window)
+        lasted = time.monotonic() - flight.since
+        if flight.window is not None and lasted > CAREFUL_SECONDS:
+            connection.exchange_window(flight.window)
             flight.window = None
-            self.hang_ups.reset()
+            if flight.trial or not self.hang_ups.suspends:
+                self.hang_ups.reset()  # nothing needs to be found out
+        others_arrive = flight.heard_at > flight.since
+        if self.hang_ups.suspends and lasted > CONTROL_SECONDS and others_arrive:
+            self._try_held_back(connection)
+
+    def _try_held_back(self, connection: Connection) -> None:
+        """Publish what is held back, one message at a time: the connection has lasted without."""
+        flight = self._flight
+        unconfirmed = [message for c in self.channels for message in self._held_back_of(c)]
+        flight.trial, flight.since = True, time.monotonic()
+        flight.window = connection.exchange_window(1)
+        held, flight.held = flight.held, []
+        for again, _ in held:
+            again()
+        for entry in self.inflight.release():
+            self._publish_message(connection, entry.message, entry)
+        for message in unconfirmed:
+            self._publish_message(connection, message)
+
+    def _is_held_back(self, topic: str) -> bool:
+        """Whether messages on a topic wait until the connection has lasted without them."""
+        return self.hang_ups.holds_back(topic) and not self._flight.trial
+
+    def _held_back_of(self, channel: Channel) -> list[Message]:
+        """Return the unconfirmed messages of a channel that are held back."""
+        if not self.hang_ups.suspends:
+            return []
+        return [each for each in channel.unconfirmed if self._is_held_back(each.topic)]
 
     def _find_culprit(self, connection: Connection) -> None:
         """Find out whether the broker has ended the connection over a message."""
@@ -355,11 +402,19 @@ class Outbox:
         channel = message.channel
         payload = message.payload()
         bounded = channel.delivery == "live"
-        if self._why_not(connection, message.topic, len(payload)) or (bounded and self._too_many()):
+        held_back = self._is_held_back(message.topic)
+        why = self._why_not(connection, message.topic, len(payload))
+        if why or (bounded and (held_back or self._too_many())):
             if entry is not None:
                 self.inflight.drop(entry)
             else:
                 channel.lost += 1
+            return
+        if held_back:
+            message.replayed = True  # newer ones go first
+            message.encode_to_wait()
+            if entry is not None:
+                self.inflight.hold_back(entry)
             return
         receipt = self._pass(connection, message.topic, payload, channel.qos)
         self.replayed += message.replayed
@@ -377,9 +432,10 @@ class Outbox:
 
     @property
     def _outstanding(self) -> int:
-        """Number of messages neither acknowledged nor, at QoS 0, written to the socket."""
+        """Number of messages neither acknowledged nor, at QoS 0, written, or held back."""
         self._forget_written()
-        return len(self._flight.awaited) + len(self._flight.unwritten)
+        flight = self._flight
+        return len(flight.awaited) + len(flight.unwritten) + len(flight.held)
 
     def _forget_written(self) -> None:
         unwritten = self._flight.unwritten
@@ -422,61 +478,3 @@ def _reason(refusal: Refusal) -> str:
 def _log_refusal(why: str | None) -> None:
     if why is not None:
         log.debug("broker: no reply on a response topic: %s", why)
-
-
-class Barrier:
-    """A delivery barrier for QoS 0, sent after the unconfirmed results of all channels.
-
-    A broker never acknowledges QoS 0, but it answers in order: an UNSUBSCRIBE of a topic that was
-    never subscribed to changes nothing and is always answered (MQTT 5, 3.10.4), after the broker
-    has processed everything sent before.
-    """
-
-    def __init__(self, topic: str) -> None:
-        """Start without barriers; *topic* is never subscribed to."""
-        self._topic = topic
-        self._marks: dict[int, list[tuple[Channel, Message]]] = {}
-        """The last result of each channel before an unanswered barrier, by its message id."""
-        self.open_since = inf
-        """When the oldest unanswered barrier was sent, or the last answer came if later."""
-        self._since = 0
-        """Number of results published since the last barrier."""
-        self._requested_at = 0.0
-
-    def is_due(self) -> bool:
-        """Count a result that was published; return whether it is time for a barrier."""
-        self._since += 1
-        waited = time.monotonic() - self._requested_at
-        return self._since >= CREDIT // 4 or waited > BARRIER_SECONDS
-
-    def request(self, connection: Connection, channels: Iterable[Channel]) -> None:
-        """Send a barrier after all unconfirmed results, if there are any."""
-        marks = [(c, c.unconfirmed[-1]) for c in channels if c.unconfirmed]
-        if not marks or len(self._marks) >= OPEN_BARRIERS:
-            return
-        mid = connection.unsubscribe(self._topic)
-        self._since = 0
-        self._requested_at = time.monotonic()
-        if mid is not None:
-            self._marks[mid] = marks
-            self.open_since = min(self.open_since, self._requested_at)
-
-    def answered(self, mid: int) -> None:
-        """Release the results that have reached the broker."""
-        if mid not in self._marks:
-            return
-        marks = self._marks[mid]
-        for each in list(self._marks):  # also those before it, whose answers are late or lost
-            del self._marks[each]
-            if each == mid:
-                break
-        self.open_since = time.monotonic() if self._marks else inf
-        for channel, mark in marks:
-            if any(message is mark for message in channel.unconfirmed):
-                while channel.unconfirmed.popleft() is not mark:
-                    pass
-
-    def reset(self) -> None:
-        """Expect no more answers because the connection is lost."""
-        self._marks.clear()
-        self.open_since = inf

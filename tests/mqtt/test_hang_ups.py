@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from edge_agent.config.rules import Action
-from edge_agent.mqtt import hang_ups
+from edge_agent.mqtt import hang_ups, outbox
 from edge_agent.mqtt.client import Client
 from edge_agent.rules.actions import Actions
 from tests.helpers.mqtt_client import RelayedClient, make_client, message, wait_arrived
@@ -118,8 +118,10 @@ def _packet(wire: socket.socket) -> tuple[int, bytes]:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    """Let careful connections begin sooner."""
+    """Let careful connections begin and end sooner."""
     monkeypatch.setattr(hang_ups, "SETTLE", 0.2)
+    monkeypatch.setattr(outbox, "CAREFUL_SECONDS", 2.0)
+    monkeypatch.setattr(outbox, "CONTROL_SECONDS", 2.5)
     caplog.set_level(logging.INFO)
 
 
@@ -205,9 +207,11 @@ def test_a_retained_topic_that_may_not_be_written_ends_no_more_connections(
         numbers = {json.loads(body)["n"] for body in broker.on(f"edge/box/result/{name}")}
         assert numbers == set(range(OTHERS))
     assert belt.lost == 0
+    wait_until(lambda: client.counters().unauthorized == 1, "the proof")
     assert client.counters().forbidden == f"{DISCOVERY}: {hang_ups.explain(15)}"
     assert f"{DISCOVERY}: not published for an hour" in caplog.text
     assert "device_id" not in caplog.text
+    wait_until(lambda: client.connected, "the next connection")
     connections = broker.connections
     client._outbox.connection._client.socket().shutdown(socket.SHUT_RDWR)  # type: ignore[union-attr]
     wait_until(lambda: broker.connections > connections, "the next connection")
@@ -277,7 +281,10 @@ class Breaking(Relay):
     """Breaks connections as it is told."""
 
     def __init__(self, target: int, breaks: list[str]) -> None:
-        """Take the *breaks* in turn: "event" at one, "idle" after CONNACK, "away" before it."""
+        """Take the *breaks* in turn.
+
+        "event" at one, "idle" after CONNACK, "away" before it, "quiet" when something has arrived.
+        """
         self.breaks = breaks
         super().__init__(target)
 
@@ -296,7 +303,8 @@ class Breaking(Relay):
             self.cut()
             return
         super().pass_on(data, source, sink)
-        if self._is_next("idle") and data[0] == 0x20:
+        kinds = {0x20: "idle", 0x40: "quiet"}
+        if data[0] in kinds and self._is_next(kinds[data[0]]):
             del self.breaks[0]
             self.cut()
 
@@ -324,12 +332,45 @@ def test_an_event_is_not_dropped_on_a_network_that_breaks_often(
     relay.shut()
 
 
+@pytest.mark.parametrize("control", [["quiet"], []], ids=["go on", "end with the network's"])
+@pytest.mark.parametrize("qos", [0, 1])
+def test_what_is_in_flight_whenever_a_network_breaks_is_not_lost(
+    broker: Mosquitto,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    control: list[str],
+    qos: int,
+) -> None:
+    """On a slow one that is the largest; as often as with one that the broker does not take."""
+    breaks = ["event"] * (hang_ups.CAREFUL_AFTER + hang_ups.PROOF)
+    relay = Breaking(broker.port, [*breaks, *control])
+    relayed = RelayedClient(relay, tmp_path / "spool.db")
+    belt, other = (
+        relayed.client.open_channel(name, qos=qos, lossless=True) for name in ("belt", "other")
+    )
+    listener = Listener(broker.port)
+    relayed.start()
+    relayed.up()
+    relayed.send(belt, 0, event=True)
+    wait_until(lambda: relay.breaks == control, "the breaks at the event", 60)
+    relayed.send(other, 0)
+    wait_arrived(listener, "other", 1)
+    wait_until(lambda: bool(listener.on("edge/box/event/belt")), "the event", 60)
+    wait_until(lambda: not (belt.pending or belt.unconfirmed), "its acknowledgment", 60)
+    assert not relay.breaks
+    assert "edge/box/event/belt: held back" in caplog.text
+    assert (belt.lost, relayed.client.counters().unauthorized) == (0, 0)
+    relayed.close()
+    relay.shut()
+    listener.close()
+
+
 def test_what_a_broker_has_hung_up_over_is_tried_again(
     run: Callable[[Client], Client], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After an hour: its access list may have been changed."""
     monkeypatch.setattr(hang_ups, "SHUT_OUT_SECONDS", 0.0)
-    left = iter([b""] * (hang_ups.CAREFUL_AFTER + hang_ups.PROOF))
+    left = iter([b""] * (hang_ups.CAREFUL_AFTER + hang_ups.PROOF + 1))
     broker = Hanging(lambda topic, _: next(left, None) if topic == DISCOVERY else None)
     client = make_client(broker.url)
     client.publish_retained(DISCOVERY, b"{}")
