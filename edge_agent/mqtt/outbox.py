@@ -54,6 +54,8 @@ class _Flight:
     window: int | None = None
     """How many messages may be unacknowledged once it is no longer careful (`hang_ups`); None: it
     is not."""
+    queued: int = 0
+    """Id of the last message of QoS 0 that was published at QoS 1, and so waits its turn."""
     awaited: dict[int, tuple[float, str, int]] = field(default_factory=dict)
     """When each QoS 1 message without an acknowledgment was published, monotonic seconds, its
     topic, and its size, by id."""
@@ -238,9 +240,10 @@ class Outbox:
 
     def request_barrier(self) -> None:
         """Find out whether the unconfirmed results so far have reached the broker."""
-        # On a careful connection it would overtake what paho queues.
-        careful = self._flight.window is not None
-        if self.connection is not None and not (careful and self._flight.awaited):
+        # It would overtake what paho queues.
+        flight = self._flight
+        careful = flight.window is not None and flight.awaited
+        if self.connection is not None and not careful and flight.queued not in flight.awaited:
             # It would say that what is held back has arrived.
             complete = [c for c in self.channels if not self._held_back_of(c)]
             self._barrier.request(self.connection, complete)
@@ -391,6 +394,8 @@ class Outbox:
         if not self._flight.awaited:
             connection.hear_published(wanted=True)
         receipt = connection.publish(topic, payload, 1, **options)
+        if qos == 0:
+            self._flight.queued = receipt.mid
         size = len(payload) + len(options.get("correlation") or b"")
         self._flight.awaited[receipt.mid] = time.monotonic(), topic, size
         return receipt
