@@ -21,7 +21,7 @@ from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
 from .errors import AgentError, ModelError, UsageError
-from .owners import foreign, foreign_state
+from .owners import foreign
 from .plain_file import NO_PLAIN_FILE, NoPlainFileError, open_plain
 
 log = logging.getLogger(__name__)
@@ -85,7 +85,7 @@ def make_state_folder(folder: Path) -> None:
         raise UsageError(f"state_dir: {folder}: no folder can be made there") from None
     except OSError as problem:
         raise UsageError(f"state_dir: {folder}: {problem.strerror}") from None
-    _check_owned(folder, folder)
+    _check_writable(folder, folder)
 
 
 def check_state_folder(folder: Path) -> Path:
@@ -106,18 +106,14 @@ def check_state_folder(folder: Path) -> Path:
             raise UsageError(f"state_dir: {folder}: {problem.strerror}") from None
         if not stat.S_ISDIR(mode):
             raise UsageError(f"state_dir: {folder}: {there} is no folder")
-        _check_owned(there, folder)
+        _check_writable(there, folder)
         return there
     raise UsageError(f"state_dir: {folder}: no folder can be made there")
 
 
-def _check_owned(there: Path, folder: Path) -> None:
-    """Raise UsageError unless this user may write to *there* and read what it keeps in it."""
+def _check_writable(there: Path, folder: Path) -> None:
     writable = os.access(there, os.W_OK | os.X_OK, effective_ids=True)
     if writable or os.statvfs(there).f_flag & os.ST_RDONLY:
-        # Otherwise it would begin with other settings, versions and totals than it has kept.
-        if there == folder and (whose := foreign_state(folder)):
-            raise UsageError(f"state_dir: {whose}")
         return
     words = f"state_dir: {folder}: this user may not write to it; name another folder"
     whose = foreign(folder) if there == folder else ""

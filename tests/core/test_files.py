@@ -14,7 +14,6 @@ from edge_agent.core.containment import words
 from edge_agent.core.errors import ModelError, UsageError
 from edge_agent.core.files import (
     append_lines,
-    check_state_folder,
     drop_lock,
     make_state_folder,
     replace_file,
@@ -120,25 +119,3 @@ def test_a_state_folder_that_root_has_restored_is_said_with_the_correction(tmp_p
         assert foreign(state) == ""
         with hold_agent_lock(state):
             pass
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files to another user")
-@pytest.mark.parametrize("name", ["overrides.json", "models/face/pointers.json"])
-def test_what_root_has_restored_is_not_started_without(name: str, tmp_path: Path) -> None:
-    """It ran with other settings and versions than it had kept, and moved the file away."""
-    open_to_strangers(tmp_path)
-    state = tmp_path / "state"
-    file = state / name
-    file.parent.mkdir(parents=True)
-    for path in (state, *file.parent.parents, file.parent):
-        if path.is_relative_to(state):
-            os.chown(path, STRANGER, STRANGER)
-    file.touch(0o600)
-    mend = f"state_dir: {file} belongs to root; sudo chown -R {STRANGER}: {state}"
-    with acting_as(User(STRANGER, STRANGER)):
-        for look in (make_state_folder, check_state_folder):
-            with pytest.raises(UsageError, match=mend):
-                look(state)
-    file.chmod(0o644)
-    with acting_as(User(STRANGER, STRANGER)):
-        make_state_folder(state)

@@ -227,9 +227,13 @@ def test_what_was_set_is_back_once_root_has_given_it_back(
     kept = state / "overrides.json"
     os.chown(kept, 0, 0)
     process.restart()
-    assert process.wait() == 2
+    results_go_on(listener)
     mend = f"{kept} belongs to root; sudo chown -R {STRANGER}: {state}"
-    assert f"edge-agent: state_dir: {mend}" in process.words().splitlines()
+    listener.wait_why(f"state_dir: {mend}")
+    listener.wait_why(f"{kept}: cannot be read: Permission denied")
+    refused = command(listener, "set", "lost", pipeline="p", rate=7, persist=True)
+    assert "cannot be read: Permission denied" in str(refused)
+    assert process.stop() == 0
     os.chown(kept, STRANGER, STRANGER)
     process.restart()
     results_go_on(listener)

@@ -14,6 +14,7 @@ import pytest
 from edge_agent.config.rules import Action
 from edge_agent.mqtt import hang_ups, outbox
 from edge_agent.mqtt.client import Client
+from edge_agent.mqtt.message import CREDIT
 from edge_agent.rules.actions import Actions
 from tests.helpers.mqtt_client import RelayedClient, make_client, message, wait_arrived
 from tests.helpers.support import Listener, Mosquitto, Relay, wait_until
@@ -32,6 +33,8 @@ class Hanging:
     def __init__(self, hangs_up: Callable[[str, bytes], bytes | None]) -> None:
         """Listen; *hangs_up* returns the last words over a message, None: it is taken."""
         self.connections = 0
+        self.breaks_at_barrier = False
+        """Whether the next connection ends that asks what has arrived, once it is answered."""
         self.taken: list[tuple[str, bytes]] = []
         self._hangs_up = hangs_up
         self._server = socket.create_server(("127.0.0.1", 0))
@@ -82,6 +85,9 @@ class Hanging:
                     wire.sendall((b"\x90\x04%b\0\1" if newest else b"\x90\x03%b\1") % body[:2])
                 case 10:
                     wire.sendall((b"\xb0\x04%b\0\x11" if newest else b"\xb0\x02%b") % body[:2])
+                    if self.breaks_at_barrier:
+                        self.breaks_at_barrier = False
+                        return
                 case 12:
                     wire.sendall(b"\xd0\x00")
                 case 14:
@@ -363,6 +369,28 @@ def test_what_is_in_flight_whenever_a_network_breaks_is_not_lost(
     relayed.close()
     relay.shut()
     listener.close()
+
+
+def test_what_a_careful_connection_has_queued_is_not_taken_for_delivered(
+    run: Callable[[Client], Client],
+) -> None:
+    """Hundreds of lossless results were lost in silence: a barrier went past them."""
+    left = iter([b""] * hang_ups.CAREFUL_AFTER)
+    broker = Hanging(lambda *_: next(left, None))
+    client = make_client(broker.url)
+    channel = client.open_channel("belt", qos=0, lossless=True)
+    run(client)
+    wait_until(lambda: bool(broker.on("edge/box/status")), "a connection that is careful")
+    broker.breaks_at_barrier = True
+    for number in range(CREDIT):
+        client.publish_message(message(channel, number))
+
+    def numbers() -> set[int]:
+        return {json.loads(payload)["n"] for payload in broker.on("edge/box/result/belt")}
+
+    wait_until(lambda: not (broker.breaks_at_barrier or channel.unconfirmed), "the barrier", 60)
+    assert numbers() == set(range(CREDIT))
+    broker.close()
 
 
 def test_what_a_broker_has_hung_up_over_is_tried_again(
