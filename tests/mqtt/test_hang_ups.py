@@ -372,9 +372,10 @@ def test_what_is_in_flight_whenever_a_network_breaks_is_not_lost(
 
 
 def test_what_a_careful_connection_has_queued_is_not_taken_for_delivered(
-    run: Callable[[Client], Client],
+    run: Callable[[Client], Client], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Hundreds of lossless results were lost in silence: a barrier went past them."""
+    monkeypatch.setattr(outbox, "CAREFUL_SECONDS", 0.3)
     left = iter([b""] * hang_ups.CAREFUL_AFTER)
     broker = Hanging(lambda *_: next(left, None))
     client = make_client(broker.url)
