@@ -194,7 +194,12 @@ class Requests:
     def _handle(self, message: ReceivedMessage) -> bool:
         if message.too_large:
             raise MalformedError(f"{message.too_large} bytes, more than this device has room for")
-        handler, levels = self._subscriptions.find(message.topic)
+        try:
+            handler, levels = self._subscriptions.find(message.topic)
+        except MalformedError:
+            # The broker still knows the subscription of a source that is gone since the last run.
+            self._client.leave([message.topic])
+            raise
         if handler is not None:
             return handler(levels, message)
         if levels[:1] == ("command",) and len(levels) == 2:

@@ -7,12 +7,17 @@ package there must not delay a sensor.
 
 from __future__ import annotations
 
+import logging
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 
 from ..core.errors import MalformedError
 from .connection import ReceivedMessage
 from .topics import Topics
+
+log = logging.getLogger(__name__)
 
 Handler = Callable[[tuple[str, ...], ReceivedMessage], bool]
 """Takes a message and the levels of its topic below the prefix; returns whether it will acknowledge
@@ -67,8 +72,36 @@ def _levels(topic: str, prefix: str) -> tuple[str, ...]:
     return tuple(below.split("/")) if topic != prefix else ()
 
 
+EARLY_BYTES = 16 * 2**20
+"""Payloads of a topic that are kept until it is read; beyond that the oldest are given up."""
+
 Put = Callable[[bytes], None]
 """Takes a payload; called by the connection's thread, so it must not wait."""
+
+
+@dataclass
+class _Early:
+    """What has come of a topic that is not read yet."""
+
+    payloads: deque[bytes] = field(default_factory=deque)
+    size: int = 0
+    given_up: int = 0
+
+    def add(self, payload: bytes) -> None:
+        self.payloads.append(payload)
+        self.size += len(payload)
+        while self.size > EARLY_BYTES:
+            self.size -= len(self.payloads.popleft())
+            self.given_up += 1
+
+    def pass_to(self, topic: str, put: Put) -> None:
+        if self.given_up:
+            log.warning(
+                "%s: %d messages came before it was read, and were given up", topic, self.given_up
+            )
+        while self.payloads:
+            put(self.payloads.popleft())
+        self.size = self.given_up = 0
 
 
 class Feeds:
@@ -80,7 +113,25 @@ class Feeds:
         """Called when a topic gets its first reader, and when it loses its last."""
         self._readers: dict[str, tuple[Put, ...]] = {}
         self._held: set[str] = set()
+        self._expected: frozenset[str] = frozenset()
+        """Topics that brokers hold for us, also while the agent does not run."""
+        self._early: dict[str, _Early] = {}
+        self._halted = False
         self._lock = threading.Lock()
+
+    def expect(self, topics: Iterable[str]) -> None:
+        """Name the topics that brokers hold for us, in place of those named before.
+
+        A broker sends what it has held once there is a connection, before anything is read: that is
+        kept here until then.
+        """
+        with self._lock:
+            self._expected = frozenset(topics)
+            self._early = {topic: self._early.get(topic, _Early()) for topic in self._expected}
+
+    def halt(self) -> None:
+        """Leave what comes from now on to the next run: the broker holds it again until then."""
+        self._halted = True
 
     def open(self, topic: str, put: Put, *, held: bool) -> None:
         """Pass the messages of a topic to *put* from now on.
@@ -90,6 +141,9 @@ class Feeds:
         """
         with self._lock:
             before = self._readers.get(topic, ())
+            early = self._early.get(topic)
+            if early is not None:
+                early.pass_to(topic, put)
             self._readers[topic] = (*before, put)
             more = held and topic not in self._held
             if more:
@@ -107,7 +161,7 @@ class Feeds:
             else:
                 gone = self._readers.pop(topic, None) is not None
                 self._held.discard(topic)
-        if not left and gone:
+        if not left and gone and not (self._halted and topic in self._expected):
             self.on_close(topic)
 
     def topics(self) -> list[str]:
@@ -121,15 +175,24 @@ class Feeds:
 
     def take(self, message: ReceivedMessage) -> bool:
         """Pass a message to the readers of its topic; False: there are none."""
-        readers = self._readers.get(message.topic)
-        if readers is None:
+        readers, expected = self._readers.get(message.topic), message.topic in self._expected
+        if readers is None and not expected:
             return False
+        if expected and self._halted:
+            return True  # not acknowledged
         message.ack()
         # A retained message is not a current reading.
         if not message.retained:
-            for put in readers:
+            for put in readers or self._readers_or_keep(message):
                 put(message.payload)
         return True
+
+    def _readers_or_keep(self, message: ReceivedMessage) -> tuple[Put, ...]:
+        with self._lock:
+            readers, early = self._readers.get(message.topic), self._early.get(message.topic)
+            if readers is None and early is not None:
+                early.add(message.payload)
+            return readers or ()
 
 
 def _nothing(topic: str) -> None:

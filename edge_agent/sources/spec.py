@@ -50,6 +50,11 @@ class SourceSpec:
         return not self.scheme.live and self.options.get("pace", "max") == "max"
 
     @property
+    def held(self) -> bool:
+        """Whether a broker holds readings while the agent is away: they have times of their own."""
+        return self.options.get("time") is not None
+
+    @property
     def stall_seconds(self) -> float:
         """Silence after which it is lost, seconds; infinite: never."""
         given: float | None = self.options.get("stall_s")

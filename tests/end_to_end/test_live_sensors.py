@@ -6,6 +6,7 @@ import csv
 import json
 import os
 import shutil
+import signal
 import time
 import tty
 import wave
@@ -409,3 +410,30 @@ def test_a_line_that_is_pulled_out_is_lost_and_comes_back(
     started.health(
         lambda h: h["pipelines"]["press"]["dropped"]["gap"] == lost, "its window given up"
     )
+
+
+def test_readings_with_times_wait_at_the_broker_for_the_next_run(box: Callable[..., Box]) -> None:
+    """Killed, stopped or updated: what a sensor says meanwhile is read by the next run."""
+    source = "mqtt:lab/fridge?time=t"
+    one = box({"name": "fridge", "source": source, "model": "readings", "qos": 1})
+    said: list[int] = []
+
+    def say() -> None:
+        for _ in range(5):
+            said.append(len(said))
+            payload = json.dumps({"t": time.time(), "n": said[-1]})
+            one.listener.publish("lab/fridge", payload, qos=1)
+
+    say()
+    one.results("fridge", 5)
+    one.agent.signal(signal.SIGKILL)
+    one.agent.wait()
+    say()
+    one.agent.restart()
+    one.results("fridge", 10)
+    assert one.agent.stop() == 0
+    say()
+    one.agent.restart()
+    results = one.results("fridge", 15)
+    assert [each["values"]["n"] for each in results] == said
+    assert "not for us" not in one.agent.words()

@@ -196,6 +196,7 @@ class Runner:  # noqa: PLR0904 - what commands, reload and health ask of pipelin
 
     def halt(self) -> None:
         """Stop capturing."""
+        self.common.client.feeds.halt()
         for pipeline in self.pipelines.values():
             pipeline.halt()
         for queue, _ in self._accepted:
@@ -242,7 +243,12 @@ class Runner:  # noqa: PLR0904 - what commands, reload and health ask of pipelin
         # Sequence numbers are unique within a session, even if the pipeline is replaced.
         pipeline.queue.seq = self._counted.get(settings.name, 0)
         self.pipelines[settings.name] = pipeline
+        self._expect()
         return pipeline
+
+    def _expect(self) -> None:
+        specs = [pipeline.spec for pipeline in self.pipelines.values()]
+        self.common.client.feeds.expect(spec.name for spec in specs if spec.held)
 
     def _servings(self, settings: PipelineSettings, spec: SourceSpec) -> list[Serving]:
         """Return the servings of a pipeline's first stage."""
@@ -257,6 +263,7 @@ class Runner:  # noqa: PLR0904 - what commands, reload and health ask of pipelin
     def remove(self, name: str) -> None:
         """Stop and remove a pipeline."""
         gone = self.pipelines.pop(name)
+        self._expect()
         gone.stop()
         self._counted[name] = gone.queue.seq
 
