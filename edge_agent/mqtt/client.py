@@ -57,6 +57,7 @@ STATUS_SECONDS = 60.0
 """Interval at which the status is said again: a node that had hung may publish the will of an
 earlier connection, and its bridges carry that on."""
 OFFLINE_SECONDS = 2.0
+UNTOLD = f"has not acknowledged 'offline' within {OFFLINE_SECONDS:.0f} s; it will report a loss"
 """Time to wait for the acknowledgment of the last status when a connection ends."""
 
 
@@ -124,7 +125,8 @@ class Client:
         self._lock = threading.Condition()
         """Guards the outbox and everything in it, including the connection."""
         self.retained = Retained(
-            self.publish_retained, ledger, Topics(*status_topic.rsplit("/", 2)[:2])
+            *(self.publish_retained, ledger, Topics(*status_topic.rsplit("/", 2)[:2])),
+            self._list_uncleared,
         )
         self.feeds = Feeds()
         """Foreign topics that are read as sensors."""
@@ -194,6 +196,10 @@ class Client:
         with self._lock:
             self._process_events()
             self._outbox.publish_retained(topic, payload)
+
+    def _list_uncleared(self) -> set[str]:
+        with self._lock:
+            return self._outbox.uncleared
 
     def publish_reply(
         self, topic: str, payload: bytes, correlation: bytes | None = None, *, foreign: bool = False
@@ -374,15 +380,14 @@ class Client:
     def _publish_offline(self, connection: Connection, reason: str) -> None:
         """Publish that the device is offline, and wait for the acknowledgment."""
         status = self._status("offline", reason)
+        with self._lock:
+            self._outbox.hurry()
         receipt = connection.publish(self._status_topic, status, 1, retain=True)
         deadline = time.monotonic() + OFFLINE_SECONDS
         while not (is_acknowledged(receipt) or connection.gone.wait(0.005)):
             if time.monotonic() > deadline:
-                log.warning(
-                    "broker: the status 'offline' was not acknowledged within %.0f s; "
-                    "the broker may report this device as lost",
-                    OFFLINE_SECONDS,
-                )
+                log.warning("broker: %s", UNTOLD)
+                connection.leave_will()
                 return
 
     # The thread

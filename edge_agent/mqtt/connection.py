@@ -172,6 +172,7 @@ class Connection:
         self._hooks = hooks
         self._manual_ack = manual_ack
         self._closed = False
+        self._wills = False
         paho_client.guard_loop(client, self._lose)
         client.on_socket_open = paho_client.send_at_once
         client.on_connect = self._on_connect
@@ -239,12 +240,17 @@ class Connection:
     def unsubscribe(self, topics: str | list[str]) -> int | None:
         return self._client.unsubscribe(topics)[1]
 
+    def leave_will(self) -> None:
+        """Have the broker publish the last will when the connection is closed."""
+        self._wills = True
+
     def close(self) -> None:
         """Disconnect, even from a broker that no longer answers."""
-        self._client.disconnect()
+        if not self._wills:
+            self._client.disconnect()
         # paho's thread sends the DISCONNECT; without it the broker would publish our last will.
         deadline = time.monotonic() + 0.5
-        while self._client.socket() is not None and time.monotonic() < deadline:
+        while not self._wills and self._client.socket() is not None and time.monotonic() < deadline:
             self.gone.wait(0.002)
         wire: Any = self._client.socket()
         if wire is not None:

@@ -108,6 +108,11 @@ class Outbox:
         unconfirmed = sum(len(channel.unconfirmed) for channel in self.channels)
         return len(self._held) + self.inflight.waiting + unconfirmed
 
+    @property
+    def uncleared(self) -> set[str]:
+        """The retained topics that the broker is not known to have cleared yet."""
+        return {topic for topic, payload in self._retained.items() if not payload}
+
     def silent_seconds(self) -> float:
         """Return how long the broker has owed an acknowledgment, seconds.
 
@@ -261,9 +266,6 @@ class Outbox:
         self.publish(*status, 1, retain=True)
         for topic, payload in self._retained.items():
             self.publish(topic, payload, 1, retain=True)
-        for topic in [topic for topic, payload in self._retained.items() if not payload]:
-            if not self._is_held_back(topic):
-                del self._retained[topic]
         while self._replies:
             topic, payload, correlation, foreign = self._replies.popleft()
             self.publish_reply(topic, payload, correlation, foreign=foreign)
@@ -312,6 +314,7 @@ class Outbox:
             self.hang_ups.acknowledged(topic, size)
             self._flight.acknowledged = max(self._flight.acknowledged, since)
             self._flight.heard_at = time.monotonic()
+            self._forget_cleared(topic)
         if not self._flight.awaited and self.connection is not None:
             self.connection.hear_published(wanted=False)
         self.inflight.acknowledged(mid, refused=refusal is not None)
@@ -323,6 +326,18 @@ class Outbox:
             if self.unauthorized == 1:
                 self.forbidden = f"{topic}: {_reason(refusal)}"
                 log.warning("broker: refused a message of this device on %s", self.forbidden)
+
+    def _forget_cleared(self, topic: str) -> None:
+        """Forget a retained topic that is cleared, once the broker has answered all about it."""
+        cleared = not self._retained.get(topic, b"?")
+        if cleared and all(other != topic for _, other, _ in self._flight.awaited.values()):
+            del self._retained[topic]
+
+    def hurry(self) -> None:
+        """Publish as usual from now on, also in a careful connection: it is about to end."""
+        if (window := self._flight.window) is not None and self.connection is not None:
+            self.connection.exchange_window(window)
+            self._flight.window = None
 
     def relax(self) -> None:
         """Publish as usual if a careful connection has lasted, and later also what is held back."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,13 +30,19 @@ class Retained:
     """Publishes and clears retained topics; may be called by any thread."""
 
     def __init__(
-        self, send: Callable[[str, bytes], None], ledger: Path | None, topics: Topics
+        self,
+        send: Callable[[str, bytes], None],
+        ledger: Path | None,
+        topics: Topics,
+        uncleared: Callable[[], Collection[str]] = tuple,
     ) -> None:
         """Set up without reading the ledger; without one the topics are forgotten at the end.
 
         *send* publishes at QoS 1; an empty payload clears the topic. *topics* are the device's.
+        *uncleared* returns the topics that the broker is not known to have cleared yet.
         """
         self._send = send
+        self._uncleared = uncleared
         self._topics = topics
         self._file = None if ledger is None else StateFile(ledger, _FORGOTTEN)
         self._lock = threading.Lock()
@@ -45,7 +51,9 @@ class Retained:
         """The latest payload by topic, without the time if that was added."""
         self._prefixes: dict[str, Current] = {}
         self._ledger: set[str] | None = None
-        """The topics under registered prefixes in the file; None: not read yet."""
+        """The topics under registered prefixes, as last seen; None: the file is not read yet."""
+        self._saved: set[str] = set()
+        """The topics in the file: also those that are being cleared, until they are."""
         self._clearing = threading.Lock()
         """Held while the ledger is compared and written."""
 
@@ -73,22 +81,23 @@ class Retained:
         """Clear the topics of this run or an earlier one that no longer exist."""
         with self._clearing:
             if self._ledger is None:
-                self._ledger = self._read()
+                self._ledger = self._saved = self._read()
             now: set[str] = set()
             for prefix, current in self._prefixes.items():
                 topics = current()
                 if topics is None:
                     topics = [topic for topic in self._ledger if topic.startswith(prefix)]
                 now.update(topics)
-            gone = self._ledger - now
-            if now != self._ledger:
-                self._ledger = now
-                if self._file is not None:
-                    self._file.save(sorted(now))
-            for topic in gone:
+            for topic in self._ledger - now:
                 with self._lock:
                     self._published.pop(topic, None)
                     self._send(topic, b"")
+            self._ledger = now
+            known = now | self._saved.intersection(self._uncleared())
+            if known != self._saved:
+                self._saved = known
+                if self._file is not None:
+                    self._file.save(sorted(known))
 
     def _read(self) -> set[str]:
         """Return the topics in the ledger, without those of another device.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import socket
 import threading
 import weakref
 from collections import Counter
@@ -406,6 +407,31 @@ def test_a_client_that_nobody_has_asked_to_end_is_lost(
     relayed.client.close("lost")
     status = listen(broker.port).wait_state(STATUS, state="offline")
     assert status["reason"] == "lost"
+
+
+class _Silent(Relay):
+    """Passes on nothing of what the broker says, once it is told to."""
+
+    silent = False
+
+    def pass_on(self, data: bytes, source: socket.socket, sink: socket.socket) -> None:
+        if not (self.silent and source.getpeername()[1] == self._target):
+            super().pass_on(data, source, sink)
+
+
+def test_a_goodbye_that_is_not_acknowledged_leaves_the_will(
+    broker: Mosquitto, listen: Listeners
+) -> None:
+    """Whether it has arrived is not known: the device must not stay "online"."""
+    relay = _Silent(broker.port)
+    relayed = RelayedClient(relay)
+    relayed.start()
+    relayed.up()
+    listener = listen(broker.port)
+    relay.silent = True
+    relayed.close()
+    listener.wait_state(STATUS, state="offline", reason="lost")
+    relay.shut()
 
 
 def test_many_threads_may_publish_at_once(

@@ -203,12 +203,14 @@ def test_a_retained_topic_that_may_not_be_written_ends_no_more_connections(
     live = client.open_channel("live", qos=0, lossless=True)
     client.publish_retained(DISCOVERY, b'{"name": "box"}')
     client.publish_retained("edge/box/source/belt", b"{}")
+    client.publish_retained("edge/box/source/gone", b"")
     for number in range(OTHERS):
         client.publish_message(message(belt, number))
         client.publish_message(message(live, number))
     run(client)
     wait_until(lambda: not belt.pending and not live.unconfirmed, "all acknowledgments")
     wait_until(lambda: bool(broker.on("edge/box/source/belt")), "the other retained topic")
+    wait_until(lambda: broker.on("edge/box/source/gone") == [b""], "the topic to be cleared")
     for name in ("belt", "live"):
         numbers = {json.loads(body)["n"] for body in broker.on(f"edge/box/result/{name}")}
         assert numbers == set(range(OTHERS))
@@ -406,4 +408,22 @@ def test_what_a_broker_has_hung_up_over_is_tried_again(
     run(client)
     wait_until(lambda: bool(broker.on(DISCOVERY)), "it to be taken")
     assert client.counters().unauthorized == 1
+    broker.close()
+
+
+def test_a_device_that_stops_in_a_careful_connection_is_offline(
+    run: Callable[[Client], Client], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It stayed "online" for ever: its last status waited behind all that was queued."""
+    monkeypatch.setattr(outbox, "CAREFUL_SECONDS", 60.0)
+    left = iter([b""] * hang_ups.CAREFUL_AFTER)
+    broker = Hanging(lambda *_: next(left, None))
+    client = make_client(broker.url)
+    channel = client.open_channel("belt", qos=0, lossless=False)
+    run(client)
+    wait_until(lambda: bool(broker.on("edge/box/status")), "a connection that is careful")
+    for number in range(500):
+        client.publish_message(message(channel, number))
+    client.close()
+    assert json.loads(broker.on("edge/box/status")[-1])["state"] == "offline"
     broker.close()

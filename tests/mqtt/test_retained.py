@@ -100,6 +100,26 @@ def test_topics_are_remembered_over_a_restart(sent: Sent, tmp_path: Path) -> Non
     assert json.loads(ledger.read_text()) == [f"{MODEL}b"]
 
 
+def test_what_the_broker_has_not_cleared_yet_is_cleared_by_the_next_run(
+    sent: Sent, tmp_path: Path
+) -> None:
+    """The broker was away, and the power failed: the topic stayed on it for ever."""
+    ledger, models, waiting = tmp_path / "announced.json", [f"{MODEL}a", f"{MODEL}b"], set[str]()
+    owner = Retained(sent, ledger, Topics("edge", "box"), lambda: waiting)
+    owner.register(MODEL, lambda: models)
+    owner.clear_gone()
+    gone = models.pop(0)
+    waiting.add(gone)
+    owner.clear_gone()
+    assert sent.take() == [(gone, b"")]
+    retained(sent, ledger, models=models).clear_gone()
+    assert sent.take() == [(gone, b"")]
+    waiting.clear()
+    owner.clear_gone()
+    retained(sent, ledger, models=models).clear_gone()
+    assert sent.take() == []
+
+
 def test_a_copied_state_folder_leaves_the_other_device_alone(
     sent: Sent, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
