@@ -124,10 +124,8 @@ class Client:
         self._spool, self._spool_s = spool, broker.spool_s
         self._lock = threading.Condition()
         """Guards the outbox and everything in it, including the connection."""
-        self.retained = Retained(
-            *(self.publish_retained, ledger, Topics(*status_topic.rsplit("/", 2)[:2])),
-            self._list_uncleared,
-        )
+        topics = Topics(*status_topic.rsplit("/", 2)[:2])
+        self.retained = Retained(self.publish_retained, ledger, topics, self._list_uncleared)
         self.feeds = Feeds()
         """Foreign topics that are read as sensors."""
         self.feeds.on_open, self.feeds.on_close = self._read, lambda topic: self.leave([topic])

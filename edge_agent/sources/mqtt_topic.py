@@ -45,6 +45,11 @@ _LARGEST = float(np.finfo(np.float32).max)
 class EmptyError(SampleError):
     """A message is an object that holds none of the values, or only nulls."""
 
+    def __init__(self, words: str, *, null: bool) -> None:
+        """*null*: it holds one of them, of which nothing is known at the moment."""
+        super().__init__(words)
+        self.null = null
+
 
 @record
 class Payload:
@@ -95,11 +100,14 @@ class Payload:
             key for key in value if key != self.time and isinstance(value[key], bool)
         )
         if not names:
-            raise EmptyError(f"expected an object that holds numbers, found {_shown(value)}")
+            null = any(value[key] is None for key in value if key != self.time)
+            words = f"expected an object that holds numbers, found {_shown(value)}"
+            raise EmptyError(words, null=null)
         columns = [_column_at(value, name, loose=not self.fields) for name in names]
         counts = Counter(len(column) for column in columns if column is not None)
         if not counts:
-            raise EmptyError(f"expected a field {names[0]}, found {_shown(value)}")
+            words = f"expected a field {names[0]}, found {_shown(value)}"
+            raise EmptyError(words, null=any(_holds(value, name) for name in names))
         (count, most), *others = counts.most_common()
         if others and (self.fields or others[0][1] == most):
             raise SampleError(
@@ -142,6 +150,8 @@ class TopicMessages:
         self._given_up = 0
         self._empty = EMPTY
         """Messages in a row without a value; as if there had been many before the first one."""
+        self._null = False
+        """Whether one of them has held a value that was null."""
         self._came = threading.Condition()
         topics.open(topic, self._put, held=payload.time is not None)
 
@@ -170,13 +180,16 @@ class TopicMessages:
                 data, columns, times = self._payload.read(payload)
             except EmptyError as problem:
                 self._empty += 1
+                self._null |= problem.null
                 if self._empty >= EMPTY:
                     found.append(problem)
             except SampleError as problem:
                 found.append(problem)
             else:
-                self._empty = 0
-                found.append(Rows(data, time_ns, since, columns, times, flaw=flaw(data, columns)))
+                why = flaw(data, columns)
+                # No window may span what was null.
+                found.append(Rows(data, time_ns, since, columns, times, gap=self._null, flaw=why))
+                self._empty, self._null = 0, False
         return found
 
     def close(self) -> None:
@@ -242,6 +255,14 @@ def _column(value: Any, name: str) -> Array:
     if rows.shape[0] > 1 and rows.shape[1] > 1:
         raise SampleError(f"{name}: expected one channel, found rows of {rows.shape[1]}")
     return rows.reshape(-1)
+
+
+def _holds(value: Mapping[str, Any], path: str) -> bool:
+    try:
+        _at(value, path)
+    except SampleError:
+        return False
+    return True
 
 
 def _column_at(value: Mapping[str, Any], path: str, *, loose: bool) -> Array | None:

@@ -158,6 +158,26 @@ def test_a_message_about_something_else_is_no_error() -> None:
     assert read(*[b'{"battery": 3}'] * EMPTY) == [words] * 3
 
 
+@pytest.mark.parametrize(
+    ("fields", "null", "other"),
+    [(("x",), b'{"x": null}', b'{"battery": 3}'), ((), b'{"x": null}', b'{"state": "on"}')],
+)
+def test_no_window_spans_readings_that_are_null(
+    fields: tuple[str, ...], null: bytes, other: bytes
+) -> None:
+    """An accelerometer that said null while it was saturated gave windows of two halves."""
+    feeds = Feeds()
+    sensor = TopicMessages(feeds, "z/press", Payload(fields))
+
+    def gaps(*messages: bytes) -> list[bool]:
+        for message in messages:
+            feeds.take(ReceivedMessage("z/press", message, False, None, None, lambda: None, 0))
+        return [item.gap for item in sensor.read(0) if not isinstance(item, SampleError)]
+
+    value = b'{"x": 1}'
+    assert gaps(value, other, value, null, other, value, value) == [False, False, True, False]
+
+
 def test_a_reading_has_one_time() -> None:
     """None, or two, are as many too few or too many, and say so."""
     with pytest.raises(SampleError, match="t: expected 1 time, found 0"):
