@@ -385,7 +385,7 @@ class Client:
         while not (is_acknowledged(receipt) or connection.gone.wait(0.005)):
             if time.monotonic() > deadline:
                 log.warning("broker: %s", UNTOLD)
-                connection.leave_will()
+                connection.hang_up()
                 return
 
     # The thread

@@ -172,7 +172,6 @@ class Connection:
         self._hooks = hooks
         self._manual_ack = manual_ack
         self._closed = False
-        self._wills = False
         paho_client.guard_loop(client, self._lose)
         client.on_socket_open = paho_client.send_at_once
         client.on_connect = self._on_connect
@@ -240,27 +239,26 @@ class Connection:
     def unsubscribe(self, topics: str | list[str]) -> int | None:
         return self._client.unsubscribe(topics)[1]
 
-    def leave_will(self) -> None:
-        """Have the broker publish the last will when the connection is closed."""
-        self._wills = True
-
     def close(self) -> None:
         """Disconnect, even from a broker that no longer answers."""
-        if not self._wills:
-            self._client.disconnect()
+        self._client.disconnect()
         # paho's thread sends the DISCONNECT; without it the broker would publish our last will.
         deadline = time.monotonic() + 0.5
-        while not self._wills and self._client.socket() is not None and time.monotonic() < deadline:
+        while self._client.socket() is not None and time.monotonic() < deadline:
             self.gone.wait(0.002)
+        self.hang_up()
+        self._client.loop_stop()
+        self._closed = True
+        paho_client.detach(self._client)
+
+    def hang_up(self) -> None:
+        """End it without a DISCONNECT, so that the broker publishes the last will."""
         wire: Any = self._client.socket()
         if wire is not None:
             try:
                 wire.shutdown(socket.SHUT_RDWR)
             except OSError:
                 log.debug("the connection was already closed")
-        self._client.loop_stop()
-        self._closed = True
-        paho_client.detach(self._client)
 
     @property
     def receives(self) -> bool:
