@@ -20,6 +20,9 @@ class HalfLetterError(ValueError):
         self.content = content
 
 
+DEPTH = 100
+"""Most levels of untrusted JSON."""
+_NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 _MOST_DIGITS = 20
 """Most digits of an integer that the agent itself writes, including its sign."""
 
@@ -55,9 +58,12 @@ def read_json(text: bytes | str, *, finite: bool = False) -> Any:
     Raises:
         HalfLetterError: a string or key in it has a lone surrogate.
         ValueError: it is not JSON.
-        RecursionError: it is nested too deeply.
+        RecursionError: it is nested more than `DEPTH` levels. The parser's own limit depends on
+            Python's version, and is above what code that follows the levels can take.
     """
     content = read_own(text) if finite else json.loads(text)
+    if _may_be_deep(text) and _is_deep(content):
+        raise RecursionError(f"nested more than {DEPTH} levels")
     # Without an escape, only non-ASCII bytes can encode one: messages that arrive many times a
     # second are not searched.
     escaped = "\\" in text if isinstance(text, str) else b"\\" in text
@@ -66,3 +72,29 @@ def read_json(text: bytes | str, *, finite: bool = False) -> Any:
         if half is not None:
             raise HalfLetterError(half, content)
     return content
+
+
+def _may_be_deep(text: bytes | str) -> bool:
+    """Whether brackets are nested too deeply, those in strings included.
+
+    Quick, as messages arrive many times a second: each step removes the innermost level.
+    """
+    raw = text.encode(errors="replace") if isinstance(text, str) else text
+    brackets = raw.translate(None, _NO_BRACKETS)
+    for _ in range(DEPTH):
+        if not brackets:
+            return False
+        brackets = brackets.replace(b"[]", b"").replace(b"{}", b"")
+    return bool(brackets)
+
+
+def _is_deep(content: Any) -> bool:
+    level = [content]
+    for _ in range(DEPTH + 1):
+        level = [
+            each
+            for one in level
+            if isinstance(one, dict | list)
+            for each in (one.values() if isinstance(one, dict) else one)
+        ]
+    return bool(level)

@@ -291,6 +291,7 @@ HOSTILE: list[tuple[str, dict[str, Any]]] = [
     ("health", {"state": "ok", "pipelines": {"door": {"fps": HUGE}}}),
     ("info", {"groups": [["lab"]], "session": {}}),
     ("status", {"state": {"online": 1}}),
+    ("health", {"state": "ok", "x": json.loads('{"n": ' * 600 + "1" + "}" * 600)}),
 ]
 
 
