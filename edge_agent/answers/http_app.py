@@ -45,31 +45,33 @@ PAUSE_SECONDS = 0.9
 
 
 def application(
-    answers: Answers, token: Callable[[], str], metrics: Callable[[], bytes]
+    answers: Answers, token: Callable[[], str], metrics: Callable[[], bytes], *, local: bool
 ) -> ASGIApp:
-    """Build the application."""
-    return _Guard(_Site(answers, metrics).app, token)
+    """Build the application; *local*: only this machine can reach it, so that it may be open."""
+    return _Guard(_Site(answers, metrics).app, token, local=local)
 
 
 class _Guard:
     """Rejects requests without the token; without one, those that a web page has a browser send.
 
     A page of anywhere that is open on this machine could ask here without it, and read the answers
-    under a name of its own that it has made lead to this address.
+    under a name of its own that it has made lead to this address. Where others can reach it,
+    nobody is answered without a token: changed settings may need none at their new address.
     """
 
-    def __init__(self, app: ASGIApp, token: Callable[[], str]) -> None:
+    def __init__(self, app: ASGIApp, token: Callable[[], str], *, local: bool) -> None:
         self._app = app
         self._token = token
+        self._local = local
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers, wanted = dict(scope["headers"]), self._token()
         host = headers.get(b"host", b"").decode("latin-1")
         origin = headers.get(b"origin", b"").decode("latin-1")
         status, why, more = 403, "", {"Connection": "close"}
-        if wanted:
+        if wanted or not self._local:
             scheme, _, shown = headers.get(b"authorization", b"").partition(b" ")
-            known = hmac.compare_digest(shown.strip(), wanted.encode())
+            known = wanted and hmac.compare_digest(shown.strip(), wanted.encode())
             if scheme.lower() != b"bearer" or not known:
                 status, why = 401, "a token is needed: Authorization: Bearer …"
                 more["WWW-Authenticate"] = "Bearer"

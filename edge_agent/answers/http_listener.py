@@ -10,6 +10,7 @@ import stat
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -30,19 +31,19 @@ LIBRARIES = ("starlette", "uvicorn", "httptools", "prometheus_client")
 class _Server:
     """A listening socket and its server, until `close`."""
 
-    def __init__(self, http: Http, app: Any, *, behind: bool) -> None:
+    def __init__(self, listen: str, app: Any, *, behind: bool) -> None:
         try:
             from .http_protocol import BoundedProtocol
         except ModuleNotFoundError as problem:
             raise UsageError(f"http.listen: {missing([problem.name or 'uvicorn'])}") from None
-        self.http = http
-        self._endpoint = parse_listen(http.listen)
+        self.listen = listen
+        self.endpoint = parse_listen(listen)
         self._uvicorn = web_server(app, "error", http=BoundedProtocol, loop="asyncio", ws="none")
         try:
-            self._socket = bind(self._endpoint)
+            self._socket = bind(self.endpoint)
         except OSError as problem:
             why = os.strerror(problem.errno) if problem.errno else str(problem)
-            raise UsageError(f"http.listen: {http.listen}: {why}") from None
+            raise UsageError(f"http.listen: {listen}: {why}") from None
         self._behind = behind
         self._thread = threading.Thread(target=self._run, name="http", daemon=True)
         self._thread.start()
@@ -51,6 +52,11 @@ class _Server:
         if self._behind:
             run_behind()
         self._uvicorn.run([self._socket])
+
+    def hinders(self, listen: str) -> bool:
+        """Whether this must be closed first: 127.0.0.1 is not free while 0.0.0.0 listens."""
+        port = self.endpoint.port
+        return listen != "" and port is not None and parse_listen(listen).port == port
 
     @property
     def alive(self) -> bool:
@@ -61,8 +67,8 @@ class _Server:
         """Stop listening, after answering those who wait."""
         self._uvicorn.should_exit = True
         self._thread.join(END_SECONDS + 1)
-        if self._endpoint.port is None:
-            Path(self._endpoint.host).unlink(missing_ok=True)
+        if self.endpoint.port is None:
+            Path(self.endpoint.host).unlink(missing_ok=True)
 
 
 def bind(endpoint: Endpoint) -> socket.socket:
@@ -128,32 +134,48 @@ class HttpListener:
         self.settings_changed()
 
     def settings_changed(self) -> None:
-        """Change the address, or stop listening; if that fails, the present address stays."""
-        with self._changing:
-            wanted = self._http()
-            listen = "" if self._server is None else self._server.http.listen
-            if self._closed or wanted.listen == listen:
-                self._problem = None
-                return
-            self._problem = None
-            server = None
-            if wanted.listen:
-                try:
-                    server = _Server(wanted, self._app(), behind=self._answers.behind())
-                except UsageError as problem:
-                    self._problem = str(problem)
-                    log.error("%s", problem, extra=ANSWER)  # noqa: TRY400 - one line, no traceback
-                    return
-            self._close()
-            self._server = server
-            log.info("http: %s", wanted.listen or "closed", extra=ANSWER)
+        """Change the address, or stop listening; if that fails, the present address stays.
 
-    def _app(self) -> Any:
+        One that others can reach does not stay without a token.
+        """
+        with self._changing:
+            wanted, present = self._http().listen, self._server
+            self._problem = None
+            if self._closed or wanted == ("" if present is None else present.listen):
+                return
+            if present is not None and (not self._may_stay(present) or present.hinders(wanted)):
+                self._close()
+            try:
+                self._open(wanted)
+            except UsageError as problem:
+                why = str(problem)
+                if present is not None and self._may_stay(present):
+                    with suppress(UsageError):
+                        if self._server is None:
+                            self._open(present.listen)
+                        why += f"; http still listens on {present.listen}"
+                self._problem = why
+                log.error("%s", why, extra=ANSWER)  # noqa: TRY400 - one line, no traceback
+
+    def _may_stay(self, server: _Server) -> bool:
+        return server.endpoint.local or self._http().token != ""
+
+    def _open(self, listen: str) -> None:
+        """Listen at an address, and no longer at the one before; "": at none."""
+        server = None
+        if listen:
+            server = _Server(listen, self._app(listen), behind=self._answers.behind())
+        self._close()
+        self._server = server
+        log.info("http: %s", listen or "closed", extra=ANSWER)
+
+    def _app(self, listen: str) -> Any:
         try:
             from .http_app import application
         except ModuleNotFoundError as problem:
             raise UsageError(f"http.listen: {missing([problem.name or 'starlette'])}") from None
-        return application(self._answers, lambda: self._http().token, self._metrics)
+        local = parse_listen(listen).local
+        return application(self._answers, lambda: self._http().token, self._metrics, local=local)
 
     def _metrics(self) -> bytes:
         from .. import __version__
@@ -165,7 +187,7 @@ class HttpListener:
         """Return why the service does not listen."""
         server = self._server
         if self._problem is None and server is not None and not server.alive:
-            return [f"http: nothing listens on {server.http.listen} any more; restart the agent"]
+            return [f"http: nothing listens on {server.listen} any more; restart the agent"]
         return [] if self._problem is None else [self._problem]
 
     def close(self) -> None:
