@@ -62,7 +62,9 @@ def is_looking() -> bool:
 class StateFile:
     """One JSON value in a file."""
 
-    def __init__(self, path: Path, holds: str | None = None, mode: int = 0o644) -> None:
+    def __init__(
+        self, path: Path, holds: str | None = None, mode: int = 0o644, beside: str | None = None
+    ) -> None:
         """Create the object without touching the file.
 
         Args:
@@ -70,10 +72,12 @@ class StateFile:
             holds: what is lost with the file, a plural for the log; None: it can be determined
                 again at the cost of time, so no loss is logged.
             mode: the permissions of the file.
+            beside: the file that its owner writes to while this one cannot be read, for the log.
         """
         self.path = path
         self._mode = mode
         self._holds = holds
+        self._beside = beside
         self._failing = Latch()
         self._lock = threading.Lock()
         self._unsaved: Any = None
@@ -108,11 +112,15 @@ class StateFile:
             log.warning("%s", self.lost)
         return None
 
-    def leave(self, path: Path, problem: OSError) -> None:
-        """Leave the file as it is, because *path*, a part of its content, cannot be read now."""
+    def leave(self, path: Path, problem: OSError, done: str = "read") -> None:
+        """Leave the file as it is, because *path*, a part of its content, cannot be read now.
+
+        *done*: what cannot be done with it.
+        """
+        kept = "none is kept" if self._beside is None else f"new ones are kept in {self._beside}"
         why = (
-            f"{path}: cannot be read: {problem.strerror or problem}; {self._holds} are not known, "
-            "and none is kept: restart once it can be read, or move it away and restart"
+            f"{path}: cannot be {done}: {problem.strerror or problem}; {self._holds} are not "
+            f"known, and {kept}: restart once it can be {done}, or move it away and restart"
         )
         if _seen is not None:
             _seen.append(why)

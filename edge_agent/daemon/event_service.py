@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from ..rules.asking import AskLocal
     from ..rules.dispatcher import EventDispatcher
 
+JOURNAL_ENDS = (".json", ".log", ".beside.json", ".beside.log")
+
 
 class EventService:
     """Makes the rule engines of pipelines, and runs the dispatcher of events."""
@@ -59,7 +61,7 @@ class EventService:
     def _left(self, runner: Runner) -> bool:
         """Whether an earlier run may have left events that must be ended."""
         state = runner.settings.state
-        files = (state / "events.json", state / "events.log")
+        files = (state / f"events{end}" for end in JOURNAL_ENDS)
         return self.dispatcher is None and any(each.exists() for each in files)
 
     def open(self, runner: Runner) -> EventDispatcher:

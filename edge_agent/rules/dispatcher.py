@@ -19,7 +19,7 @@ from typing import Any
 
 from ..config.rules import Action
 from ..config.settings import Settings
-from ..core.errors import SampleError
+from ..core.errors import RequestError, SampleError
 from ..core.plain_record import DoubtError, read_plain
 from ..mqtt.client import Client
 from ..mqtt.topics import Topics
@@ -193,7 +193,11 @@ class EventDispatcher:
             for each in events
         ]
         crossed = {each.pipeline for each in events if each.when == "cross"}
-        totals = {name: self._totals.of(name).content() for name in crossed}
+        totals = {
+            name: self._totals.of(name).content()
+            for name in crossed
+            if self._totals.unread is None  # else the next start would take them for newer ones
+        }
         due = {each.id: at_end for each in events if (at_end := _due(each))}
         entries = self._journal.add([(said, each.qos) for said, each in made], totals, due)
         now = time.monotonic()
@@ -201,7 +205,13 @@ class EventDispatcher:
             self._queue.put(Queued(each, said, entry, now))
 
     def reset(self, pipeline: str) -> bool:
-        """Reset the line counts of a pipeline, durably; return False if it has none."""
+        """Reset the line counts of a pipeline, durably; return False if it has none.
+
+        Raises:
+            RequestError: the stored ones cannot be read, and would be back at the next start.
+        """
+        if self._totals.unread is not None:
+            raise RequestError(f"pipeline: {self._totals.unread}")
         if not self.engines.reset(pipeline):
             return False
         self._journal.add([], {pipeline: self._totals.of(pipeline).content()})

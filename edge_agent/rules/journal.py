@@ -7,7 +7,9 @@ as possible copies, and ends those that had begun. The actions that an end will 
 with the begin, as the rule may be gone by then, and stay until they have been carried out.
 
 Two files: the state at some time, and the entries since then, appended line by line. Simultaneous
-lines from several threads are written together.
+lines from several threads are written together. While one of the two cannot be read, both stay as
+they are, and another two beside them take their place; the first start that reads all four joins
+them. As each event is of one of the pairs only, none is ended or published for the other's sake.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..core.files import append_lines, put_aside
+from ..core.files import append_lines, put_aside, sync_folder
 from ..core.json_text import read_own
 from ..core.names import is_name
 from ..core.plain_file import NoPlainFileError, read_plain_bytes
@@ -47,6 +49,7 @@ Totals = Mapping[str, Mapping[str, Any]]
 """Results of `totals.LineTotals.content` by pipeline."""
 Due = Mapping[str, list[dict[str, Any]]]
 """What the ends of ongoing events will cause, by event: actions as in the settings."""
+HOLDS = "events that had begun"
 MODE = 0o600
 """Permissions of the files: URLs of actions may have a password."""
 
@@ -78,6 +81,16 @@ class _Left:
     number: int = 0
     """Number of the last entry in it."""
 
+    def content(self) -> dict[str, Any]:
+        """Return what `_parse` reads."""
+        return {
+            "number": self.number,
+            "fresh": self.fresh,
+            "open": list(self.open.values()),
+            "totals": dict(self.totals),
+            "due": self.due,
+        }
+
 
 class Journal:
     """Undelivered and ongoing events, stored in files. Any thread may call it."""
@@ -87,9 +100,8 @@ class Journal:
 
         *device*: the identifier of this device.
         """
-        self._file = StateFile(path, "events that had begun", MODE)
-        self._appended = path.with_suffix(".log")
-        self._left = _read(self._file, self._appended)
+        self._file, self._left = _open(path)
+        self._appended = _log_of(self._file.path)
         _forget_others(self._left, device, path)
         self.totals: dict[str, Any] = self._left.totals
         """The latest totals of each pipeline."""
@@ -204,7 +216,9 @@ class Journal:
             number = self._latest
         data = "".join(f"{line}\n" for line in lines).encode()
         try:
-            append_lines(self._appended, data, MODE)
+            if self._file.unread is None:  # else nothing that is over could be removed from it
+                append_lines(self._appended, data, MODE)
+                self._bytes += len(data)
             self._failure = None
         except OSError as problem:
             # Kept in memory, and written as soon as there is space again.
@@ -212,7 +226,6 @@ class Journal:
             begins, self._failure = self._failure is None, problem.with_traceback(None)
             if begins:
                 log.warning("%s", self._not_written(problem))
-        self._bytes += len(data)
         self._on_disk = number
 
     def problems(self) -> list[str]:
@@ -274,18 +287,18 @@ class Journal:
             with self._known:
                 now = self._written = time.monotonic()
                 number, waiting = self._latest, len(self._waiting)
-                content = {
-                    "number": number,
-                    "fresh": [each.payload for each in self._fresh],
+                content = _Left(
+                    [each.payload for each in self._fresh],
                     # By how long they are known to last: the clock may be set meanwhile.
-                    "open": [
-                        {**payload, "seconds": round(now - since, 3)}
-                        for since, payload, _ in self._open.values()
-                    ],
-                    "totals": dict(self.totals),
-                    "due": {name: due for name, (_, _, due) in self._open.items() if due}
+                    {
+                        name: {**payload, "seconds": round(now - since, 3)}
+                        for name, (since, payload, _) in self._open.items()
+                    },
+                    self.totals,
+                    {name: due for name, (_, _, due) in self._open.items() if due}
                     | {each.payload["event"]: each.due for each in self._fresh if each.due},
-                }
+                    number,
+                ).content()
             self._outdated = not self._file.save(content)
             if not self._outdated:
                 self._bytes, self._on_disk = 0, number
@@ -299,10 +312,45 @@ class Journal:
                     log.warning("%s: cannot be cut: %s", self._appended, problem.strerror)
 
 
-def _read(file: StateFile, appended: Path) -> _Left:
+def _log_of(path: Path) -> Path:
+    return path.with_suffix(".log")
+
+
+def _open(path: Path) -> tuple[StateFile, _Left]:
+    """Return the file for the state of this run, and what the last runs have left for this one."""
+    beside = StateFile(path.with_suffix(".beside.json"), HOLDS, MODE)
+    file = StateFile(path, HOLDS, MODE, beside.path.name)
+    left, late = _read(file), _read(beside)
+    if file.unread is not None:
+        return beside, late
+    appended = _log_of(beside.path)
+    if beside.unread is not None or not (beside.path.exists() or appended.exists()):
+        return file, left
+    # A kill after the write leaves all of it in both: each is joined once.
+    fresh = {json.dumps(each): each for each in (*left.fresh, *late.fresh)}
+    joined = _Left(
+        list(fresh.values()),
+        left.open | late.open,
+        left.totals | late.totals,
+        left.due | late.due,
+        max(left.number, late.number),
+    )
+    try:
+        beside.write(late.content())  # as its lines are removed before it
+        appended.unlink(missing_ok=True)
+        file.write(joined.content())
+        beside.path.unlink()
+        sync_folder(path.parent)
+    except OSError as problem:
+        file.leave(path, problem, "written")
+        return beside, late
+    return file, joined
+
+
+def _read(file: StateFile) -> _Left:
     """Read the last whole state, and the entries appended since."""
     left = file.read(_parse) or _Left([], {}, {})
-    for number, events, totals, due in _lines(file, appended):
+    for number, events, totals, due in _lines(file, _log_of(file.path)):
         if 0 < number <= left.number:
             continue  # the state was written, but the older lines were not removed yet
         left.number = max(number, left.number)
@@ -315,10 +363,7 @@ def _read(file: StateFile, appended: Path) -> _Left:
                 left.open.pop(payload["event"], None)
             if qos or (payload["state"] == "end" and payload["event"] in left.due):
                 left.fresh.append(payload)
-    if file.unread is not None:
-        # Above every number that the file may hold: what is appended now is read beside it.
-        left.number = max(left.number, time.time_ns())
-    return left
+    return left if file.unread is None else _Left([], {}, {})
 
 
 def _forget_others(left: _Left, device: str, path: Path) -> None:
@@ -340,8 +385,8 @@ def _lines(
     except FileNotFoundError:
         return
     except NoPlainFileError as problem:
-        words = "%s: %s; events that had begun are forgotten%s"
-        log.warning(words, path, problem.strerror, put_aside(path))
+        words = "%s: %s; %s are forgotten%s"
+        log.warning(words, path, problem.strerror, HOLDS, put_aside(path))
         return
     except OSError as problem:
         file.leave(path, problem)  # which would make them obsolete

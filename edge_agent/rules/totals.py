@@ -98,6 +98,11 @@ class TotalsFile:
                 totals = _parse({pipeline: content})[pipeline]
                 self._totals.setdefault(pipeline, totals).join(totals)
 
+    @property
+    def unread(self) -> str | None:
+        """Why the stored totals are not known: those counted since must not take their place."""
+        return self._file.unread
+
     def of(self, pipeline: str) -> LineTotals:
         """Return the totals of a pipeline."""
         return self._totals.setdefault(pipeline, LineTotals(None))

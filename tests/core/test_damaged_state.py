@@ -5,7 +5,14 @@ Found by an attack from outside: each of these ended the agent, at every start o
 
 from __future__ import annotations
 
+import functools
+import itertools
 import json
+import math
+import os
+import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,14 +20,20 @@ from typing import Any
 import pytest
 
 from edge_agent.config.overrides import Overrides
+from edge_agent.config.rules import Line
+from edge_agent.config.settings import Pipeline
+from edge_agent.core.errors import RequestError
+from edge_agent.core.files import FAULT_VARIABLE
 from edge_agent.core.state_file import StateFile
 from edge_agent.delivery.rollout.ledger import _parse as parse_outcomes
 from edge_agent.models.store import pointers
 from edge_agent.mqtt.command_memory import CommandMemory, Repeatable
 from edge_agent.mqtt.retained import _parse as parse_topics
-from edge_agent.rules.journal import Journal
+from edge_agent.rules.event import Event
+from edge_agent.rules.journal import MOST_BYTES, Journal
 from edge_agent.rules.totals import TotalsFile
 from edge_agent.runtime.pipelines.device_mode import DeviceMode
+from tests.helpers.rule_engines import dispatcher_without_broker
 
 EVENT = {
     "device": "box",
@@ -142,26 +155,154 @@ def hidden(path: Path) -> Path:
     return kept
 
 
-@pytest.mark.parametrize("victim", ["events.json", "events.log"])
-def test_events_of_a_run_that_could_not_read_the_journal_join_it(
+JOURNAL = ("events.json", "events.log")
+OFF = {"publish": "siren/off", "on": "end"}
+START = """
+import sys
+from pathlib import Path
+from edge_agent.rules.journal import Journal
+journal = Journal(Path(sys.argv[1]), "box")
+"""
+
+
+def journaled(folder: Path) -> Path:
+    """Make the journal of a killed agent; one event that goes on is in each of its files."""
+    path = folder / "events.json"
+    killed = Journal(path, "box")
+    killed.add([({**EVENT, "event": "a-1"}, 1)], due={"a-1": [OFF]})
+    killed.close(0.0)
+    killed.add([({**EVENT, "event": "a-2"}, 0)])
+    return path
+
+
+def left(path: Path) -> dict[str, list[str]]:
+    """Return what a start publishes, as states by event, as all of it is delivered then."""
+    journal, said = Journal(path, "box"), dict[str, list[str]]()
+    for each in itertools.chain(*journal.left(lambda _: True)):
+        said.setdefault(each["event"], []).append(each["state"])
+    journal.close(math.inf)
+    return said
+
+
+@pytest.mark.parametrize("victim", JOURNAL)
+def test_what_was_over_while_the_journal_could_not_be_read_is_not_published_again(
     victim: str, tmp_path: Path
 ) -> None:
-    """An event that had begun had no end at the next start: the journal was put aside."""
-    path = tmp_path / "events.json"
-    journal = Journal(path, "box")
-    journal.add([({**EVENT, "event": "a-1"}, 1)])
-    if victim == "events.json":
-        journal.close(0.0)
+    """Each restart had published every event since, and switched sirens off; the log only grew."""
+    path = journaled(tmp_path)
+    whole = {name: (tmp_path / name).read_bytes() for name in JOURNAL}
     kept = hidden(tmp_path / victim)
     late = Journal(path, "box")
-    assert late.left(lambda _: True)[1] == []
-    if victim == "events.json":
-        late.add([({**EVENT, "event": "a-2"}, 1)])
-    late.close(0.0)
+    assert late.left(lambda _: True) == ([], [])
+    late.add([({**EVENT, "event": "b-1"}, 1)], due={"b-1": [OFF]})
+    late.add([({**EVENT, "event": "b-1", "state": "end"}, 1)])
+    for state in ("begin", "end"):
+        [entry] = late.add([({**EVENT, "event": "c", "state": state, "x": "x" * MOST_BYTES}, 1)])
+        assert entry is not None
+        entry.published_at = 0.0
+        late.settle(math.inf)
+    late.add([({**EVENT, "event": "b-2"}, 0)])
+    sizes = [each.lstat().st_size for each in tmp_path.iterdir() if each not in {kept, path}]
+    assert sum(sizes) < MOST_BYTES
+    assert left(path) == {"b-1": ["begin", "end"], "b-2": ["end"]}
+    assert left(path) == {}
     kept.replace(tmp_path / victim)
-    _, ends = Journal(path, "box").left(lambda _: True)
-    begun = ["a-1", "a-2"] if victim == "events.json" else ["a-1"]
-    assert sorted(each["event"] for each in ends) == begun
+    assert {name: (tmp_path / name).read_bytes() for name in JOURNAL} == whole
+    assert left(path) == {"a-1": ["begin", "end"], "a-2": ["end"]}
+    assert left(path) == {}
+    assert sorted(each.name for each in tmp_path.iterdir()) == sorted(JOURNAL)
+
+
+@pytest.mark.parametrize("victim", JOURNAL)
+@pytest.mark.parametrize(
+    "point",
+    ["pointers.written:1", "pointers.renamed:1", "pointers.written:2", "pointers.renamed:2"],
+)
+def test_a_kill_while_journals_are_joined_neither_loses_nor_repeats(
+    point: str, victim: str, tmp_path: Path
+) -> None:
+    """Each event of both has one end, and its actions."""
+    path = journaled(tmp_path)
+    kept = hidden(tmp_path / victim)
+    late = Journal(path, "box")
+    late.add([({**EVENT, "event": "b-1"}, 1)], due={"b-1": [OFF]})
+    late.add([({**EVENT, "event": "b-2"}, 0)])
+    late.close(0.0)
+    late.add([({**EVENT, "event": "b-1", "state": "end"}, 1)])
+    kept.replace(tmp_path / victim)
+    environ = {**os.environ, FAULT_VARIABLE: point}
+    done = subprocess.run([sys.executable, "-c", START, path], env=environ, check=False)
+    assert done.returncode == -signal.SIGKILL
+    again = Journal(path, "box")
+    fresh, ends = again.left(lambda _: True)
+    assert [(each["event"], each["state"]) for each in fresh] == [
+        *(("a-1", "begin"), ("b-1", "begin"), ("b-1", "end"))
+    ]
+    assert sorted(each["event"] for each in ends) == ["a-1", "a-2", "b-2"]
+    assert [again.due(name) for name in ("a-1", "b-1", "b-2")] == [[OFF], [OFF], []]
+    again.close(math.inf)
+    assert left(path) == {}
+
+
+def test_journals_that_the_disk_has_no_room_to_join_wait_for_a_later_start(tmp_path: Path) -> None:
+    """Neither is half read; health says what to do."""
+    path = journaled(tmp_path)
+    kept = hidden(path)
+    Journal(path, "box").add([({**EVENT, "event": "b-1"}, 0)])
+    kept.replace(path)
+    size = sum(each.stat().st_size for each in tmp_path.iterdir())
+    code = (
+        "import resource, signal\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (10, 10))\n"
+        f"{START}"
+        "print([each['event'] for kind in journal.left(lambda _: True) for each in kind])\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, path], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "['b-1']\n"
+    assert f"{path}: cannot be written: File too large" in done.stderr
+    assert sum(each.stat().st_size for each in tmp_path.iterdir()) == size
+    assert left(path) == {"a-1": ["begin", "end"], "a-2": ["end"], "b-1": ["end"]}
+
+
+def test_where_no_journal_can_be_read_nothing_is_repeated(tmp_path: Path) -> None:
+    """What is not kept, as health says, does not grow either."""
+    path = journaled(tmp_path)
+    kept = {name: hidden(tmp_path / name) for name in JOURNAL}
+    Journal(path, "box").close(0.0)
+    kept["events.beside.json"] = hidden(tmp_path / "events.beside.json")
+    late = Journal(path, "box")
+    late.add([(EVENT, 1)])
+    late.close(0.0)
+    for name, file in kept.items():
+        file.replace(tmp_path / name)
+    assert left(path) == {"a-1": ["begin", "end"], "a-2": ["end"]}
+
+
+def test_totals_counted_while_they_could_not_be_read_do_not_take_their_place(
+    tmp_path: Path,
+) -> None:
+    """The journal had the few since then, which began later: those of years were dropped."""
+    gate = Line(name="gate", points=((0.2, 0.5), (0.8, 0.5)))
+    settings = Pipeline(name="p", source="dir:.", model="m", lines=(gate,))
+    made = functools.partial(dispatcher_without_broker, tmp_path, pipelines=(settings,))
+    first = made()
+    first.engines.totals.of("p").add("gate", "in", "a")
+    first.engines.totals.save()
+    totals = first.engines.totals.of("p").content()
+    kept = hidden(tmp_path / "counts.json")
+    late = made()
+    late.engines.open(settings, lossless=False)
+    late.engines.totals.of("p").add("gate", "out", "a")
+    late.submit(Event("b-1", "r", "cross", "p", "once", 1, 0, 0, {}, 1))
+    with pytest.raises(RequestError, match=r"counts\.json: cannot be read"):
+        late.reset("p")
+    late.close()
+    late.run()
+    kept.replace(tmp_path / "counts.json")
+    assert made().engines.totals.of("p").content() == totals
 
 
 def test_commands_that_could_not_be_read_are_not_replaced(tmp_path: Path) -> None:
