@@ -262,10 +262,8 @@ class Actions:
     def _answered(self, message: _Message, why: str | None) -> None:
         if why is None:
             self._succeed_message(message)
-        elif why == BROKEN:
+        elif why in {BROKEN, CROWDED} and not _is_late(message):
             self._messages.appendleft(message)  # as QoS 1 does, maybe a copy
-        elif why == CROWDED and not _is_late(message):
-            self._messages.appendleft(message)
         else:
             # Others may be allowed.
             self._finish(message.number)

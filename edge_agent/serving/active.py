@@ -225,9 +225,11 @@ class ActiveModels:
 
         *more_room*: the caller will make room and call again, so what has none now is left out.
         """
-        wanted = [each for each in self.all() if each.model is None and not each.lazy]
-        # Once: otherwise each of two hundred models would read all manifests.
-        catalog = self._catalog.now() if wanted else self._catalog
+        missing = [each for each in self.all() if each.model is None]
+        wanted = [each for each in missing if not each.lazy]
+        for lazy in (each for each in missing if each.lazy and not each.crowded):
+            lazy.problem, lazy.broken = None, False  # tried again when it is needed
+        catalog = self._catalog.now() if wanted else self._catalog  # reads all manifests, once
         for serving in wanted:
             if self._stopping():
                 return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,7 @@ from edge_agent.models.store.install import install_folder
 from edge_agent.models.store.pointers import Trial
 from edge_agent.models.store.store import Store
 from tests.helpers.model_folders import make_model
+from tests.helpers.stranger import STRANGER
 
 
 @pytest.fixture
@@ -261,6 +263,23 @@ def test_a_model_whose_folder_cannot_be_read_runs_from_elsewhere(
     unreadable(catalog.store.models / "face")
     assert catalog.live("face").manifest.version == "1"
     assert any("cannot be read: Permission denied" in line for line in catalog.problems())
+
+
+def test_no_version_is_deleted_while_it_is_not_known_which_is_live(
+    catalog: Catalog, unreadable: Callable[[Path], None]
+) -> None:
+    """`delete` removed the live version while its pointers could not be read."""
+    for version in ("1", "2"):
+        stored(catalog, version)
+        catalog.store.activate("face", version)
+    catalog.store.rollback("face")
+    if os.geteuid() == 0:
+        for path in (catalog.store.root, *catalog.store.root.rglob("*")):
+            os.chown(path, STRANGER, STRANGER)
+    unreadable(catalog.store.models / "face" / "pointers.json")
+    with pytest.raises(ModelError, match=r"^face@1: .*pointers\.json: cannot be read"):
+        catalog.store.delete("face", "1")
+    assert catalog.store.path("face", "1") is not None
 
 
 def test_the_same_version_from_another_place_stands_in(catalog: Catalog) -> None:

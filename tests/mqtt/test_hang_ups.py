@@ -15,6 +15,7 @@ from edge_agent.config.rules import Action
 from edge_agent.mqtt import hang_ups, outbox
 from edge_agent.mqtt.client import Client
 from edge_agent.mqtt.message import CREDIT
+from edge_agent.rules import actions
 from edge_agent.rules.actions import Actions
 from tests.helpers.mqtt_client import RelayedClient, make_client, message, wait_arrived
 from tests.helpers.support import Listener, Mosquitto, Relay, wait_until
@@ -426,4 +427,24 @@ def test_a_device_that_stops_in_a_careful_connection_is_offline(
         client.publish_message(message(channel, number))
     client.close()
     assert json.loads(broker.on("edge/box/status")[-1])["state"] == "offline"
+    broker.close()
+
+
+def test_an_action_that_ends_every_connection_is_given_up(
+    run: Callable[[Client], Client], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For a reason that says nothing of a message, as 0x82: it was sent again for ever."""
+    monkeypatch.setattr(actions, "MESSAGE_SECONDS", 0.5)
+    broker = Hanging(lambda topic, _: b"\xe0\x02\x82\x00" if topic == "siren/set" else None)
+    client = run(make_client(broker.url))
+    wait_until(lambda: client.connected, "a connection")
+    acting = Actions(client.publish, lambda: "edge")
+    acting.act(Action(publish="siren/set", payload="ON", qos=1), {"rule": "r", "state": "begin"})
+
+    def is_given_up() -> bool:
+        acting.flush()
+        return acting.failed == 1
+
+    wait_until(is_given_up, "the end of it")
+    assert acting.undone() == []
     broker.close()

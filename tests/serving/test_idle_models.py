@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,7 @@ from edge_agent.device.hardware import read_facts
 from edge_agent.inference.engines.engine import EngineChoice
 from edge_agent.inference.model import Model
 from edge_agent.models.store.catalog import Catalog
+from edge_agent.models.store.pointers import Trial as Mark
 from edge_agent.models.store.store import Store
 from edge_agent.runtime.scheduler.board import Board
 from edge_agent.serving.active import ActiveModels, Serving
@@ -159,4 +161,27 @@ def test_weights_that_are_links_count(active: ActiveModels, tmp_path: Path) -> N
     active.load(one)
     active.load(two)
     assert "two@1: its 61 MB and one@1 (61 MB) are 122 MB together" in str(two.problem)
+    active.close()
+
+
+def test_a_lazy_model_that_was_on_trial_is_loaded_once_it_is_live(
+    active: ActiveModels, tmp_path: Path
+) -> None:
+    """Asked for during its trial, a pinned version never served: not even when it went live."""
+    store = Store(tmp_path / "state")
+    with store.stage() as staged:
+        shutil.copytree(brightness(tmp_path / "sent" / "one"), staged, dirs_exist_ok=True)
+        (staged / ".package").mkdir()
+        store.commit(staged, "one", "1")
+    shutil.rmtree(tmp_path / "models" / "one")
+    store.set_trial("one", Mark("1", "shadow", time.time()))
+    pinned = active.serving_for(Arm("one", "1", 1), "picture")
+    pinned.lazy = True
+    active.load(pinned)
+    assert "has not passed its trial yet" in str(pinned.problem)
+    store.activate("one", "1")
+    active.load_all()
+    assert (pinned.model, pinned.problem) == (None, None)
+    active.load(pinned)
+    assert pinned.model is not None
     active.close()

@@ -246,11 +246,17 @@ class Store:
             self.discard(name, version)
 
     def discard(self, name: str, version: str) -> None:
-        """Delete a version whatever its role; the caller has the lock and has checked the role."""
+        """Delete a version whatever its role; the caller has the lock and has checked the role.
+
+        Raises:
+            ModelError: its role is not known.
+        """
         path = self.path(name, version)
         if path is None:
             return
         old = self.pointers(name)
+        if old.unread:
+            raise ModelError(f"{name}@{version}: {old.damage}")
         if any(same_version(version, known) for known in (*old.history, *old.used)):
             # First, so that nothing points to a deleted version.
             pointing.write(self.models / name, old.without(version))
