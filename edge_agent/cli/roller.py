@@ -14,7 +14,7 @@ from collections import Counter, deque
 from collections.abc import Container, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from ..core.errors import AgentError, BrokerError, MalformedError
 from ..core.text import counted, printable
@@ -24,7 +24,7 @@ from ..mqtt.look import texts_in
 from ..mqtt.one_shot import OneShotClient
 from ..mqtt.payloads import iso
 from ..mqtt.topics import rollouts
-from .fleet import Fleet, some_of
+from .fleet import LOOK_SECONDS, Fleet, some_of
 from .progress import Progress, say
 
 if TYPE_CHECKING:
@@ -245,6 +245,8 @@ class Roller:
         self._key = key
         self._package = package
         self._plan: Plan | None = None
+        self._seen = 0
+        """Serial of the plan that `_plan` follows; others may have changed that one meanwhile."""
         self._sealed = b""
         """The message that should be on the topic."""
         self._echoes: deque[bytes] = deque()
@@ -271,6 +273,7 @@ class Roller:
                 print("\n".join([f"  {counts}", *trouble_lines(counts)]), flush=True)
                 plan = _after(plan, outcome, why)
             self._client.wait_published([self._publish(plan)])
+            self._hear(0.0)  # what came before it on the broker has arrived
             if plan.back:
                 self._watch_back(plan)
         except KeyboardInterrupt:
@@ -282,9 +285,25 @@ class Roller:
         return 0 if plan.state == "done" else 1
 
     def _publish(self, plan: Plan) -> Any:
-        """Publish a plan with a new serial; return the receipt."""
+        """Publish a plan with a new serial; return the receipt.
+
+        Raises:
+            AgentError: somebody else leads now.
+            BrokerError: the broker refuses a message.
+        """
+        if self._plan is not None:
+            self._look()
+        self._seen = plan.serial if self._plan is None else self._plan.serial
         self._plan, self._sealed = plan, seal(plan, self._key)
         return self._send()
+
+    def _look(self) -> None:
+        """Handle what others have decided, even if this process or its link stood still."""
+        assert self._plan is not None  # noqa: S101 - set by `_publish`
+        self._client.ask([topic_of(self._root, self._plan.id)])
+        while self._client.unanswered:
+            self._hear(JUDGE_SECONDS)
+        self._hear(0.0)
 
     def _send(self) -> Any:
         assert self._plan is not None  # noqa: S101 - set by `_publish`
@@ -345,7 +364,7 @@ class Roller:
             print(wave_line(plan, number, each), flush=True)
 
     def _hear(self, seconds: float) -> None:
-        """Handle messages for a while.
+        """Handle messages for a while, and what else has arrived by then.
 
         Raises:
             AgentError: somebody else leads now.
@@ -353,20 +372,20 @@ class Roller:
         """
         assert self._plan is not None  # noqa: S101 - set by `_publish`
         own, until = topic_of(self._root, self._plan.id), time.monotonic() + seconds
-        while (left := until - time.monotonic()) > 0:
+        while True:
             try:
-                heard = self._client.next(left)
+                heard = self._client.next(max(0.0, until - time.monotonic()))
             except BrokerError as problem:
-                if not self._client.gone:
-                    raise
-                self._come_back(str(problem))
+                self._come_back(problem)
                 continue
-            if heard is not None and heard.topic == own:
+            if heard is None:
+                break
+            if heard.topic == own:
                 self._heard_plan(heard.payload)
-            elif heard is not None:
-                self._fleet.take(heard.topic, heard.payload)
-                if heard.topic.endswith("/rollout"):
-                    self._heard_at = time.monotonic()
+                continue
+            self._fleet.take(heard.topic, heard.payload)
+            if heard.topic.endswith("/rollout"):
+                self._heard_at = time.monotonic()
         if self._client.refused and self._client.has_nodes:
             time.sleep(COME_BACK_SECONDS)
             self._come_back(f"the broker has refused a subscription: {self._client.refused}")
@@ -386,8 +405,10 @@ class Roller:
             other = read_own(payload, self._key)
         except MalformedError:
             other = None
-        if other is not None and other.serial > self._plan.serial:
-            raise AgentError(f"roll-out {other.id}: {other.by} leads it now; it is {other.state}")
+        if other is not None and other.id != self._plan.id:
+            other = None  # signed, but put here by a stranger
+        if other is not None and _holds(other, self._plan, self._seen):
+            self._yield_to(other, payload)
         if time.monotonic() - self._corrected > AGAIN_SECONDS:
             self._corrected = time.monotonic()
             words = "somebody else writes on its topic, which is put right; see the access list"
@@ -398,8 +419,31 @@ class Roller:
         else:
             self._missing = self._missing or time.monotonic()
 
-    def _come_back(self, problem: str) -> None:
-        """Reconnect, however long that takes."""
+    def _yield_to(self, other: Plan, payload: bytes) -> NoReturn:
+        """End, and leave another's plan on the topic: ours may have come there after it."""
+        own = self._plan
+        assert own is not None  # noqa: S101 - set by `_publish`
+        if other.serial <= own.serial:
+            payload = seal(replace(other, serial=own.serial + 1), self._key)
+        while True:
+            try:
+                found = self._client.read(topic_of(self._root, own.id), LOOK_SECONDS)
+                if found == self._sealed:
+                    receipt = publish(self._client, self._root, other, payload)
+                    self._client.wait_published([receipt])
+                break
+            except BrokerError as problem:
+                self._come_back(problem)
+        raise AgentError(f"roll-out {other.id}: {other.by} leads it now; it is {other.state}")
+
+    def _come_back(self, problem: BrokerError | str) -> None:
+        """Reconnect, however long that takes.
+
+        Raises:
+            BrokerError: *problem*, if the connection is not lost.
+        """
+        if isinstance(problem, BrokerError) and not self._client.gone:
+            raise problem
         print(f"{problem}; trying again", file=sys.stderr, flush=True)
         self._echoes.clear()
         began = time.monotonic()
@@ -418,6 +462,14 @@ class Roller:
         if self._package is not None and not self._package.lies_there():
             self._package.put(lambda _done, _total: None)
         self._send()
+
+
+def _holds(other: Plan, own: Plan, seen: int) -> bool:
+    """Whether another's plan holds, and not one's own, made when *seen* was the last serial."""
+    if "aborted" in {own.state, other.state} and own.state != other.state:
+        return other.state == "aborted"  # for good, whatever was published meanwhile
+    crossing = other.state == "paused" != own.state and other.serial > seen
+    return crossing or other.serial > own.serial
 
 
 def _after(plan: Plan, outcome: Outcome, why: str | None) -> Plan:
