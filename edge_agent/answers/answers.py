@@ -177,6 +177,8 @@ class Answers:
             return  # given up while it waited for a worker
         try:
             model, servings = self.models.serving(asked)
+            if isinstance(model, GeneratorProcess):  # its first word may be told before the last
+                _check_version(ticket, model.folder.manifest.version)
             question = parse(model, asked.kind)
             if len(servings) > 1 and (question.rows > 1 or question.more):
                 raise SampleError("of several versions: ask one at a time, or name a version")
@@ -263,9 +265,7 @@ class Answers:
                 self._submit(ticket, question, asked)
                 return
             outcome = joined(outcomes)
-            served = outcome.model.partition("@")[2]
-            if ticket.version not in {None, served}:
-                raise UnknownModelError(no_version(ticket.model, ticket.version, [served]))
+            _check_version(ticket, outcome.model.partition("@")[2])
         except OtherWindowError as problem:
             if ticket.version not in {None, problem.version} or again is None:
                 self._settle(ticket, problem)
@@ -357,3 +357,8 @@ class Answers:
         if not identity.credible(sample.time_ns):
             payload["clock"] = payloads.UNSET
         return payload
+
+
+def _check_version(ticket: Ticket, served: str) -> None:
+    if ticket.version not in {None, served}:
+        raise UnknownModelError(no_version(ticket.model, ticket.version, [served]))

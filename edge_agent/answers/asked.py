@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ..config.settings import Arm, parse_route
 from ..core.containment import converted
-from ..core.errors import AgentError, ModelError, RequestError
+from ..core.errors import AgentError, EngineError, ModelError, RequestError
 from ..core.types import Kind
 from ..device.allocator import keep_freed_memory
 from ..inference.engines.generator_process import GeneratorProcess
@@ -176,11 +176,16 @@ class AskedModels:
         except Exception as error:  # noqa: BLE001 - any failure is the model's
             problem = converted(error, asked.name)
         if problem is not None:
-            asked.failed = path, self._clock()
-            if str(problem) != str(asked.problem):
-                log.error("model %s", problem)
-        asked.problem = problem
+            self._fail(asked, problem, path)
+        else:
+            asked.problem = None
         return queue
+
+    def _fail(self, asked: Asked, problem: AgentError, path: Path | None) -> None:
+        asked.failed = path, self._clock()
+        if str(problem) != str(asked.problem):
+            log.error("model %s", problem)
+        asked.problem = problem
 
     def _opened(self, asked: Asked) -> RequestQueue[Model] | GeneratorProcess:
         from ..inference.fit import kind_of
@@ -264,6 +269,12 @@ class AskedModels:
             return  # none is live: the loaded one stays
         if folder.path == queue.folder.path:
             asked.renewing = None
+        elif not queue.closed:
+            try:
+                engines.budget.check(folder)
+            except EngineError as problem:  # there is no room for it: the loaded one stays
+                self._fail(asked, problem, folder.path)
+                return
         if queue.closed or (
             folder.path != queue.folder.path
             and not (engines.may_stand_beside(folder) and engines.budget.fits_beside(folder))

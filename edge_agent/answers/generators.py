@@ -29,14 +29,14 @@ def open_generator(
     """
     engine_order([], settings.engine, folder.network)
     text = settings.text
-    budget.check(folder)
-    return GeneratorProcess(
-        *(folder, lost),
-        kv_cache_mb=text.kv_cache_mb,
-        max_tokens=text.max_tokens,
-        max_waiting=text.max_waiting,
-        golden=settings.trial.golden or bool(folder.manifest.trial.golden),
-    )
+    with budget.loading(folder):
+        return GeneratorProcess(
+            *(folder, lost),
+            kv_cache_mb=text.kv_cache_mb,
+            max_tokens=text.max_tokens,
+            max_waiting=text.max_waiting,
+            golden=settings.trial.golden or bool(folder.manifest.trial.golden),
+        )
 
 
 @dataclass

@@ -21,7 +21,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from .. import __version__
-from ..core.errors import AgentError, ModelError, RequestError, SampleError
+from ..core.errors import AgentError, EngineError, ModelError, RequestError, SampleError
 from ..core.names import is_local
 from ..core.text import one_line
 from ..core.types import Kind
@@ -406,7 +406,7 @@ async def _failed(request: Request, problem: AgentError) -> Response:
             status = 413
         case SampleError():
             status = 400
-        case RequestError() | ModelError():
+        case RequestError() | ModelError() | EngineError():
             status = 503
         case _:
             status = 500

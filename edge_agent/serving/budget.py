@@ -6,7 +6,9 @@ than all of it streams, and is not counted: the kernel takes its pages back when
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+import threading
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from ..core.errors import EngineError
@@ -45,6 +47,8 @@ class MemoryBudget:
         self.pins: Callable[[], Collection[tuple[str, str]]] = tuple
         """Returns name and version of the models that are pinned, and so replace none."""
         self._planned: list[Held] = []
+        self._taking = threading.Lock()
+        """Held while a model is checked and counted, so that of two only one gets the room."""
 
     def exceeds(self, folder: ModelFolder) -> bool:
         """Whether a model's files alone are larger."""
@@ -86,18 +90,31 @@ class MemoryBudget:
                 "or raise it in the profile"
             )
 
-    def take(self, folder: ModelFolder, *, live: bool) -> None:
+    def take(self, folder: ModelFolder, *, live: bool) -> Held:
         """Check a model, and count it from now on; for what plans and loads nothing.
 
         Raises:
             EngineError: as for `check`.
         """
-        self._planned.append(Held(folder, live))
-        try:
+        taken = Held(folder, live)
+        with self._taking:
             self.check(folder)
-        except EngineError:
-            self._planned.pop()
-            raise
+            self._planned.append(taken)
+        return taken
+
+    @contextmanager
+    def loading(self, folder: ModelFolder) -> Iterator[None]:
+        """Check a model, and count it while it is being loaded: no holder lists it yet.
+
+        Raises:
+            EngineError: as for `check`.
+        """
+        taken = self.take(folder, live=True)
+        try:
+            yield
+        finally:
+            with self._taking:
+                self._planned = [each for each in self._planned if each is not taken]
 
     def _mb(self, folder: ModelFolder) -> int:
         cache = self._kv_cache_mb if folder.manifest.task == "generate" else 0

@@ -64,7 +64,7 @@ class ModelLoader:
             EngineError: no engine can run it.
         """
         name, passed = folder.manifest.id, list[str]()
-        with contained(name):
+        with contained(name), self.engines.budget.loading(folder):
             candidates = self.engines.candidates(folder)
             if not checked:
                 from ..models.files.check_onnx import check_network

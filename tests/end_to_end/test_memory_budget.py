@@ -7,7 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import pytest
 
+from tests.helpers.language_model import language_model
 from tests.helpers.push import model_folder, start_box
 from tests.helpers.small_models import brightness, encode_jpeg, plain, write_clip
 from tests.helpers.support import (
@@ -97,3 +99,40 @@ def test_a_push_that_is_too_large_beside_others_is_rejected_with_the_figures(
     done = call_cli("push", str(new), "--device", "box", "--broker", broker.url)
     assert done.code == 0, done.err
     box.results_go_on("2")
+
+
+def test_a_language_model_that_there_is_no_room_for_does_not_take_the_place_of_another(
+    broker: Mosquitto, listen: Listeners, agent: Agents, tmp_path: Path
+) -> None:
+    """It went live and passed its probation, and from then on nobody was answered."""
+    pytest.importorskip("openvino_genai")
+    sized(tmp_path / "models" / "large", 245)
+    language_model(tmp_path / "models" / "tiny")
+    source = f"file:{write_clip(tmp_path / 'clip.avi', [plain(9)] * 25)}?loop=1"
+    text = agent_settings(
+        "box",
+        broker.url,
+        [{"name": "door", "source": source, "model": "large"}],
+        engine="auto",
+        profile="arm-small",
+        models_dirs=[str(tmp_path / "models")],
+        infer={"models": ["tiny"]},
+        text={"kv_cache_mb": 4, "max_tokens": 5},
+        trust={"allow_unsigned": True},
+    )
+    running, heard = agent(text), listen(broker.port)
+    heard.wait_state(f"{D}/result/door", model="large@1")
+
+    def answered_by(number: int) -> str:
+        heard.publish(f"{D}/in/infer/tiny/q{number}", '{"prompt": "hello"}')
+        reply = heard.wait_state(f"{D}/reply/q{number}", ok=True)
+        return str(reply["model"])
+
+    assert answered_by(1) == "tiny@1"
+    new = language_model(tmp_path / "new" / "tiny", "2")
+    (new / "more.bin").write_bytes(np.random.default_rng(1).bytes(8 << 20))
+    done = call_cli("push", str(new), "--device", "box", "--broker", broker.url)
+    assert done.code == 1
+    assert f"and large@1 (245 MB) are 258 MB together, {LIMIT}" in done.out, done.out
+    assert answered_by(2) == "tiny@1"
+    assert running.stop() == 0

@@ -88,6 +88,7 @@ def test_texts_are_answered_as_openai_does(
             (CHAT, {"model": "light", **HELLO}, 400, "not of task generate"),
             (CHAT, {"model": "absent", **HELLO}, 404, "may not be asked"),
             (CHAT, {"model": "tiny@7", **HELLO}, 404, "no version 7"),
+            (CHAT, {"model": "tiny@7", **HELLO, "stream": True}, 404, "no version 7"),
             (EMBED, {"model": "tiny", "input": "a"}, 400, "not of task embedding"),
             (EMBED, {"model": "texts", "input": [[1, 2]]}, 400, "input: expected"),
             (EMBED, {"model": "texts", "input": []}, 400, "texts"),

@@ -54,6 +54,18 @@ def test_what_streams_is_not_counted(tmp_path: Path) -> None:
     budget.take(sized(tmp_path / "tiny", "1", 10), live=True)
 
 
+def test_of_two_that_load_at_once_only_one_gets_the_room(tmp_path: Path) -> None:
+    """Two language models that were first asked in the same moment served, and were too much."""
+    one, two = sized(tmp_path / "one", "1", 60), sized(tmp_path / "two", "1", 60)
+    budget = MemoryBudget(100)
+    with budget.loading(one):
+        budget.check(one)
+        with pytest.raises(EngineError, match=r"two@1: its 60 MB and one@1 \(60 MB\)"):
+            budget.check(two)
+    with budget.loading(two):
+        assert not budget.fits_beside(one)
+
+
 def test_without_a_budget_nothing_is_refused(tmp_path: Path) -> None:
     """That is what most profiles have."""
     budget = MemoryBudget(0)

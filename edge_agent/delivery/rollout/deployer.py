@@ -315,8 +315,10 @@ def _try(
     engines = active.loader.engines
     servings = active.servings_of(folder.manifest.name)
     kinds: set[Kind] = {each.kind for each in servings} or {folder.manifest.input.kind}
+    generates = folder.manifest.task == "generate"  # then a process serves it once it is asked
+    serves = generates or any(not each.lazy for each in servings)
     for kind in sorted(kinds):
-        streamed = engines.streamed(folder, serves=any(not each.lazy for each in servings))
+        streamed = engines.streamed(folder, serves=serves)
         choices = engines.choices_for(folder) if streamed is None else [streamed]
         serving = next((each for each in servings if each.kind == kind), None)
         early = candidate.early_trial
