@@ -58,11 +58,13 @@ class Fetch:
 
 @record
 class ListEvidence:
-    """List the pictures and clips that are kept, the latest first."""
+    """List the pictures and clips that are kept, the latest first; at most 500 in one answer."""
 
     pipeline: Name | None = None
     since: Annotated[float, number(0, 1e11)] = 0.0
     """Seconds since 1970."""
+    before: Text | None = None
+    """The `before` of the answer that this one follows; it is null in the last."""
 
 
 class EventCommands:
@@ -124,11 +126,13 @@ class EventCommands:
         """Return the list of kept pictures and clips of events."""
         evidence = self._events.open(self._runner).evidence
         with _reading("pictures and clips"):
-            kept = evidence.list(pipeline=request.pipeline, since=request.since, most=MOST_LISTED)
+            kept, before = evidence.page(
+                MOST_LISTED, request.before, pipeline=request.pipeline, since=request.since
+            )
             # Of a pipeline that is not in the settings any more there may be some.
-            if request.pipeline and not evidence.list(pipeline=request.pipeline, most=1):
+            if request.pipeline and not (kept or evidence.list(pipeline=request.pipeline)):
                 find_pipeline(self._runner, request.pipeline)
-        return {"kept": kept}
+        return {"kept": kept, "before": before}
 
     def _open(self, event: str, kind: str) -> BufferedReader:
         kept = self._events.open(self._runner).evidence.find(event, kind)

@@ -12,7 +12,7 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -77,6 +77,10 @@ def crop(picture: Array, box: tuple[float, float, float, float]) -> Array:
     left = min(around, x1, width - x2)
     top = min(around, y1, height - y2)
     return picture[y1 - top : y2 + top, x1 - left : x2 + left]
+
+
+_File = tuple[int, int, str]
+"""Time in nanoseconds since 1970, bytes, path."""
 
 
 class Evidence:
@@ -183,13 +187,8 @@ class Evidence:
         Path(path).unlink(missing_ok=True)
         self._found -= size
 
-    def _files(
-        self, pipeline: str | None = None, *, rescue: bool = False
-    ) -> Iterator[tuple[int, int, str]]:
-        """Yield time in nanoseconds since 1970, bytes and path of all stored files.
-
-        *rescue*: handle files that a kill has left half written.
-        """
+    def _files(self, pipeline: str | None = None, *, rescue: bool = False) -> Iterator[_File]:
+        """Yield all stored files; *rescue*: handle those that a kill has left half written."""
         folders = self.folder.glob("*") if pipeline is None else [self.folder / pipeline]
         for folder in folders:
             with suppress(FileNotFoundError, NotADirectoryError), os.scandir(folder) as entries:
@@ -238,25 +237,40 @@ class Evidence:
                     return path
         return None
 
-    def list(
-        self, *, pipeline: str | None = None, since: float = 0.0, most: int | None = None
-    ) -> list[dict[str, Any]]:
-        """List the stored evidence, latest first, for a payload; *since*: seconds since 1970.
+    def list(self, *, pipeline: str | None = None, since: float = 0.0) -> list[dict[str, Any]]:
+        """List the stored evidence, of all pipelines or one, for a payload, the latest first."""
+        return _described(sorted(self._since(pipeline, since), key=_mark, reverse=True))
 
-        *pipeline* None: all pipelines; *most*: at most this many, None: all.
-        """
-        found = (each for each in self._files(pipeline) if each[0] >= since * 1e9)
-        latest = sorted(found, reverse=True) if most is None else heapq.nlargest(most, found)
-        return [
-            {
-                "pipeline": path.parent.name,
-                "event": path.stem,
-                "kind": KINDS[path.suffix],
-                "bytes": size,
-                "time": payloads.iso(at),
-            }
-            for at, size, path in ((at, size, Path(name)) for at, size, name in latest)
-        ]
+    def page(
+        self, most: int, before: str | None, *, pipeline: str | None = None, since: float = 0.0
+    ) -> tuple[Sequence[dict[str, Any]], str | None]:
+        """Return *most* entries of the list, and the *before* of those that follow, if any do."""
+        found = self._since(pipeline, since)
+        left = (each for each in found if before is None or _mark(each) < before)
+        latest = heapq.nlargest(most + 1, left, key=_mark)
+        return _described(latest[:most]), _mark(latest[most - 1]) if latest[most:] else None
+
+    def _since(self, pipeline: str | None, since: float) -> Iterator[_File]:
+        return (each for each in self._files(pipeline) if each[0] >= since * 1e9)
+
+
+def _mark(file: _File) -> str:
+    """Return the place of a file in the list, by time; many may have one time, after a copy."""
+    at, _, path = file
+    return f"{at:020d}/{'/'.join(Path(path).parts[-2:])}"
+
+
+def _described(files: Iterable[_File]) -> list[dict[str, Any]]:
+    return [
+        {
+            "pipeline": path.parent.name,
+            "event": path.stem,
+            "kind": KINDS[path.suffix],
+            "bytes": size,
+            "time": payloads.iso(at),
+        }
+        for at, size, path in ((at, size, Path(name)) for at, size, name in files)
+    ]
 
 
 POLL_SECONDS = 0.5

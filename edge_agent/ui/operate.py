@@ -30,6 +30,8 @@ PACKED = b"package.json\0"
 """How a package begins that `edge-agent pack` has made: it is signed already, or is not to be."""
 ROLLOUT_VERBS = frozenset({"pause", "abort"})
 SHOWN = {"picture": (".jpg", "image/jpeg"), "clip": (".mp4", "video/mp4")}
+MOST_LISTED = 200
+"""Lines of the list of what is kept; operate.js says where there are more."""
 NOT_KEPT = (
     "it is not kept: a clip is written evidence.after_s after the end of its event, and the "
     "oldest are deleted when evidence.keep_mb is full"
@@ -106,7 +108,11 @@ class Operator:
                 "expected a device, and an event that it keeps something of", 400
             )
         with scratch_folder("page-evidence") as folder:
-            words = ("get", event, "-o", str(folder)) if suffix else ("list", "--json")
+            words = (
+                ("get", event, "-o", str(folder))
+                if suffix
+                else ("list", "--json", "--latest", str(MOST_LISTED + 1))
+            )
             status, said, why = await _ran("evidence", *words, "--device", device, *self._reach)
             files = list(folder.glob(f"*{suffix}")) if suffix else []
             if status or (suffix and not files):

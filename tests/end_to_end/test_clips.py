@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
@@ -15,6 +16,8 @@ import av
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from paho.mqtt.client import Client, MQTTMessage
+from paho.mqtt.enums import CallbackAPIVersion
 
 from tests.helpers.cameras import RTSP_PACKAGES, RtspServer, rtsp_missing
 from tests.helpers.small_disk import small_disk
@@ -415,3 +418,69 @@ def test_a_device_cannot_name_the_files_of_its_evidence(
     assert (running.returncode, said) == (1, "")
     assert error == ("edge-agent: device bad has answered as no agent does; nothing is taken\n")
     assert not list(tmp_path.rglob("*.jpg"))
+
+
+def test_export_from_a_device_saves_all_that_it_keeps(
+    broker: Mosquitto, listen: Listeners, agent: Agents, tmp_path: Path
+) -> None:
+    """It saved the latest 500, ended with 0, and said nothing; some are of one moment."""
+    heard = listen(broker.port)
+    box = agent(agent_settings("box", broker.url, [], evidence={"keep_mb": 20}))
+    heard.wait_state(f"{D}/status", state="online")
+    folder = box.folder / "state" / "evidence" / "belt"
+    folder.mkdir(parents=True)
+    for number in range(1100):
+        picture = folder / f"belt-{number}.jpg"
+        picture.write_bytes(b"%d" % number)
+        os.utime(picture, (1_700_000_000 + number // 700, 1_700_000_000 + number // 700))
+    place = ("--device", "box", "--broker", broker.url)
+    here = call_cli("evidence", "list", "--config", str(box.config))
+    there = call_cli("evidence", "list", *place)
+    assert (there.code, there.err, there.out) == (0, "", here.out)
+    some = call_cli("evidence", "list", "--latest", "501", *place)
+    assert some.out.splitlines() == here.out.splitlines()[:501]
+    out = tmp_path / "out"
+    done = call_cli("evidence", "list", "--since=2023-11-14T22:13:21+00:00", *place)
+    assert len(done.out.splitlines()) == 400
+    for picture in list(folder.iterdir())[600:]:
+        picture.unlink()
+    done = call_cli("evidence", "export", *place, "-o", str(out))
+    assert (done.code, done.err) == (0, "")
+    kept = {f"belt-{each.name}": each.read_bytes() for each in folder.iterdir()}
+    assert {each.name: each.read_bytes() for each in out.iterdir()} == kept
+
+
+def test_export_from_a_former_device_ends_with_1_where_it_may_keep_more(
+    broker: Mosquitto, tmp_path: Path
+) -> None:
+    """Its list ends after 500, and does not say so."""
+    ready = threading.Event()
+    entry = {"pipeline": "door", "kind": "picture", "bytes": 1, "time": "2026-11-25T08:00:00.000Z"}
+    kept = [{**entry, "event": f"door-{number}"} for number in range(500)]
+
+    def answer(client: Client, _: object, message: MQTTMessage) -> None:
+        asked = json.loads(message.payload)
+        topic = f"edge/old/picture/door/{asked.get('event')}"
+        client.publish(topic, b"x")
+        result = {"topic": topic} if "event" in asked else {"kept": kept}
+        reply = {"id": asked["id"], "ok": True, "result": result}
+        client.publish(f"edge/old/reply/{asked['id']}", json.dumps(reply))
+
+    old = Client(CallbackAPIVersion.VERSION2)
+    old.on_subscribe = lambda *_: ready.set()
+    old.on_message = answer
+    old.connect("127.0.0.1", broker.port)
+    old.subscribe("edge/old/in/#")
+    old.loop_start()
+    assert ready.wait(PATIENCE)
+    old.publish("edge/old/status", '{"state": "online"}', 1, retain=True).wait_for_publish(PATIENCE)
+    out = tmp_path / "out"
+    place = ("--device", "old", "--broker", broker.url)
+    done = call_cli("evidence", "export", *place, "-o", str(out))
+    listed = call_cli("evidence", "list", *place)
+    old.disconnect()
+    old.loop_stop()
+    assert (listed.code, listed.err) == (0, done.err)
+    assert done.code == 1
+    assert "device old lists the latest 500 only, and may keep more" in done.err
+    assert len(list(out.iterdir())) == 500

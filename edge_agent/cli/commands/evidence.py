@@ -20,7 +20,7 @@ from ...core.names import is_name
 from ...core.text import printable
 from ...mqtt.one_shot import OneShotClient
 from ..fleet import Fleet, look_filters, online_targets
-from ..options import Options, add_broker, broker_settings, load_settings, positive
+from ..options import Options, add_broker, broker_settings, load_settings, positive, positive_int
 
 if TYPE_CHECKING:
     from ...config.settings import Settings
@@ -37,6 +37,8 @@ WINDOW = 32
 """Blocks of a clip that are requested at a time."""
 MOST_BLOCKS = 2**16
 """Most blocks of a clip, of 32 KiB each."""
+FORMER_MOST = 500
+"""All that a device of 0.2 lists; it says nothing of the rest."""
 
 Kept = Mapping[str, Any]
 """An item of evidence: pipeline, event, kind, bytes, time."""
@@ -49,6 +51,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", metavar="ID", help="default: this device")
     parser.add_argument("--pipeline", metavar="P")
     parser.add_argument("--since", metavar="T", help="20s, 10m, 2h, 7d, or 2026-11-25T08:00")
+    parser.add_argument("--latest", type=positive_int, metavar="N", help="no more than N")
     parser.add_argument("-o", dest="out", metavar="DIR", type=Path, default=Path())
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--timeout", type=positive, default=60.0, metavar="S", help="default 60")
@@ -74,7 +77,7 @@ def main(options: Options) -> int:
 def _finish(options: Options, place: _Folder | _Device, since: float) -> int:
     kept = [
         each
-        for each in place.kept(options.pipeline, since)
+        for each in place.kept(options.pipeline, since, options.latest)
         if options.event in {None, each["event"]}
     ]
     if options.action != "list" and not kept:
@@ -96,17 +99,19 @@ def _finish(options: Options, place: _Folder | _Device, since: float) -> int:
         else:
             words = (each["time"], each["pipeline"], each["event"], each["kind"])
             print(printable(f"{'  '.join(words)}  {each['bytes'] / 1e6:.2f} MB"), flush=True)
-    return 0
+    return 1 if options.action == "export" and not place.whole else 0
 
 
 class _Folder:
     """The evidence kept on this device."""
 
+    whole = True
+
     def __init__(self, settings: Settings) -> None:
         self._folder = settings.state / "evidence"
         self._pipelines = [each.name for each in settings.pipelines]
 
-    def kept(self, pipeline: str | None, since: float) -> list[dict[str, Any]]:
+    def kept(self, pipeline: str | None, since: float, latest: int | None) -> list[dict[str, Any]]:
         """Return the kept evidence, the latest first.
 
         Raises:
@@ -120,7 +125,7 @@ class _Folder:
             raise AgentError(
                 f"pipeline: there is no {pipeline!r}{nearest(pipeline, self._pipelines)}"
             )
-        return evidence.list(pipeline=pipeline, since=since)
+        return evidence.list(pipeline=pipeline, since=since)[:latest]
 
     def read(self, kept: Kept) -> bytes:
         """Return a file."""
@@ -130,6 +135,9 @@ class _Folder:
 
 class _Device:
     """The evidence kept on another device, over the broker."""
+
+    whole = True
+    """Whether all of it was listed, as far as it was asked for."""
 
     def __init__(self, broker: Any, device: str, timeout: float) -> None:
         self._root = f"{broker.topic_root}/{device}"
@@ -151,13 +159,30 @@ class _Device:
     def __exit__(self, *_: object) -> None:
         self._client.close()
 
-    def kept(self, pipeline: str | None, since: float) -> list[Kept]:
+    def kept(self, pipeline: str | None, since: float, latest: int | None) -> list[Kept]:
         """Return the kept evidence, the latest first."""
-        body = {"since": since, **({} if pipeline is None else {"pipeline": pipeline})}
-        kept = self._ask("evidence", body)[0].get("kept")
-        if not isinstance(kept, list) or not all(map(_is_kept, kept)):
-            raise self._odd()
-        return kept
+        body: Kept = {"since": since, **({} if pipeline is None else {"pipeline": pipeline})}
+        kept: list[Kept] = []
+        while True:
+            said = self._ask("evidence", body)[0]
+            some, before = said.get("kept"), said.get("before")
+            if not isinstance(some, list) or not all(map(_is_kept, some)):
+                raise self._odd()
+            if before is not None and before == body.get("before"):
+                continue  # the answer before has come twice
+            kept += some
+            if before is None or (latest is not None and len(kept) >= latest):
+                break
+            body = {**body, "before": before}
+        asked_more = latest is None or latest > FORMER_MOST
+        if "before" not in said and len(kept) == FORMER_MOST and asked_more:
+            self.whole = False
+            print(
+                f"device {self._device} lists the latest {FORMER_MOST} only, and may keep more: "
+                "update edge-agent there, or save them on the device itself",
+                file=sys.stderr,
+            )
+        return kept[:latest]
 
     def _odd(self) -> AgentError:
         return AgentError(f"device {self._device} has answered as no agent does; nothing is taken")

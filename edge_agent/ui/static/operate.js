@@ -166,10 +166,11 @@ export class Operate {
   async list() {
     const answer = await this.fetched("What is kept");
     if (!answer) return;
-    const all = (await answer.json()).slice(0, 200);
+    const all = await answer.json();
+    if (all.length > 200) this.say("These are the latest 200; edge-agent evidence lists and saves all.");
     if (!all.length) this.say("Nothing is kept. Say in [evidence] how much may be: keep_mb.");
     const line = (each) => h("li", {}, h("time", {}, each.time), ` ${clean(each.pipeline)}, ${each.kind} `, h("button", { type: "button", onclick: () => this.show(each) }, "Show"));
-    this.kept.replaceChildren(...all.map(line));
+    this.kept.replaceChildren(...all.slice(0, 200).map(line));
   }
 
   async show({ pipeline, event, kind }, place = this.shown) {
