@@ -102,7 +102,9 @@ class AskedModels:
             gone = [
                 each
                 for each in self._models.values()
-                if routes.get(each.name) != each.of
+                # One that only pipelines ask about their events has no route.
+                if not self._may_be_asked(each.name)
+                or routes.get(each.name, each.name) != each.of
                 or (isinstance(each.queue, RequestQueue) and each.queue.priority != priority)
             ]
             self._models = {key: one for key, one in self._models.items() if one not in gone}

@@ -8,6 +8,7 @@ import os
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import partial
 from io import BufferedReader
 from pathlib import Path
 from threading import Thread
@@ -16,6 +17,7 @@ from typing import Annotated, Any
 from ..core.errors import RequestError
 from ..core.frozen import record
 from ..core.parameters import Name, Text, number, whole
+from ..core.threads import start_thread
 from ..mqtt.requests import Command
 from ..runtime.pipelines.commands import find_pipeline
 from ..runtime.pipelines.runner import Runner
@@ -116,10 +118,11 @@ class EventCommands:
         stop = blocks if request.count is None else min(blocks, request.first + request.count)
         topic = self._runner.topics.clip(Path(file.name).parent.name, request.event)
         chosen = range(request.first, stop)
-        self._sending = Thread(
-            target=self._send, args=(topic, file, chosen), name="fetch", daemon=True
-        )
-        self._sending.start()
+        sending = start_thread("fetch", partial(self._send, topic, file, chosen))
+        if sending is None:
+            file.close()
+            raise RequestError("fetch: the system allows no thread at the moment; ask again")
+        self._sending = sending
         return {"topic": topic, "blocks": blocks, "bytes": size, "sha256": digest}
 
     def list_evidence(self, request: ListEvidence) -> Mapping[str, Any]:

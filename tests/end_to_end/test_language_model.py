@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -15,9 +16,11 @@ pytest.importorskip("openvino_genai")
 from edge_agent.answers.generators import open_generator
 from edge_agent.config.settings import Settings
 from edge_agent.core.errors import EngineError
+from edge_agent.inference.engines.generator_process import WORKER
 from edge_agent.models.manifest import load
 from edge_agent.serving.budget import MemoryBudget
 from tests.helpers.language_model import language_model
+from tests.helpers.processes import children_of
 from tests.helpers.small_models import brightness, plain, write_clip
 from tests.helpers.support import (
     AgentProcess,
@@ -230,6 +233,40 @@ def test_questions_are_split_between_versions_and_one_that_fails_is_in_health(
     (tmp_path / "pipeline.toml").write_text(text)
     done = call_cli("check", "--config", str(tmp_path / "pipeline.toml"))
     assert "is of task generate, which pipelines cannot run" in done.out
+
+
+def test_a_reload_leaves_a_language_model_alone_that_only_events_ask(
+    tmp_path: Path,
+    broker: Mosquitto,
+    listen: Callable[..., Listener],
+    agent: Callable[..., AgentProcess],
+) -> None:
+    """Its process was ended by each, and the next event's answer came too late."""
+    language_model(tmp_path / "models" / "tiny")
+    brightness(tmp_path / "models" / "light")
+    clip = write_clip(tmp_path / "clip.avi", [plain(200 + i) for i in range(25)])
+    lamp = {"name": "lamp", "source": f"file:{clip}?loop=1", "model": "light"}
+    rules = [{"name": "bright", "when": "value", "value": "light", "above": 100}]
+    asking = {**lamp, "rules": rules, "ask": [{"model": "tiny", "prompt": "Why {rule}?"}]}
+
+    def settings(*pipelines: dict[str, Any]) -> str:
+        return agent_settings(
+            "box",
+            broker.url,
+            list(pipelines),
+            engine="auto",
+            models_dirs=[str(tmp_path / "models")],
+            text={"kv_cache_mb": 4, "max_tokens": 5},
+        )
+
+    heard, running = listen(broker.port), agent(settings(asking))
+    heard.wait_state(f"{D}/answer/lamp", model="tiny")
+    before = children_of(running.process.pid, WORKER)
+    running.config.write_text(settings(asking, {**lamp, "name": "other"}))
+    running.signal(signal.SIGHUP)
+    heard.wait_state(f"{D}/result/other", model="light@1")
+    assert children_of(running.process.pid, WORKER) == before != []
+    assert running.stop() == 0
 
 
 def test_a_language_model_above_the_budget_is_refused(tmp_path: Path) -> None:

@@ -166,6 +166,34 @@ def test_sampled_answers_differ(tmp_path: Path) -> None:
     model.join(30)
 
 
+@pytest.mark.parametrize(
+    ("schema", "keyword"),
+    [
+        ({"allOf": [{"type": "object"}, {"required": ["b"]}]}, "allOf"),
+        ({"properties": {"a": {"type": "integer", "multipleOf": 5}}}, "multipleOf"),
+        ({"anyOf": [{"type": "null"}, {"items": {"not": {"type": "null"}}}]}, "not"),
+        ({"$defs": {"if": {"uniqueItems": True}}}, "uniqueItems"),
+    ],
+)
+def test_what_an_answer_would_not_keep_to_is_refused(schema: dict[str, Any], keyword: str) -> None:
+    """The library leaves it out of the grammar, and any JSON was answered."""
+    from edge_agent.inference.engines.generator_question import checked
+
+    with pytest.raises(SampleError, match=f"schema: {keyword} is not kept to here"):
+        checked(json.dumps({"prompt": "a", "schema": schema}).encode())
+
+
+def test_names_and_values_in_a_schema_are_no_keywords() -> None:
+    """Of one part `allOf` says nothing more, as pydantic writes it."""
+    from edge_agent.inference.engines.generator_question import checked
+
+    schema = {
+        "properties": {"not": {"const": {"if": 1}}, "contains": {"enum": ["multipleOf"]}},
+        "$defs": {"if": {"allOf": [{"type": "string"}]}},
+    }
+    assert checked(json.dumps({"prompt": "a", "schema": schema}).encode())["schema"] == schema
+
+
 def test_a_schema_that_would_take_long_is_refused() -> None:
     """The library reads it while every other thread waits, those of frames too."""
     from edge_agent.inference.engines.generator_question import checked

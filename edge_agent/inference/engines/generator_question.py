@@ -15,6 +15,12 @@ EXPECTED = '{"messages": [{"role": "user", "content": "â€¦"}]} or {"prompt": "â€
 SCHEMA_BYTES, SCHEMA_DEPTH = 16 * 1024, 64
 """Of a schema: while the library reads one, no other question is answered."""
 
+LEFT_OUT = {"not", "if", "then", "else", "multipleOf", "uniqueItems"} | {
+    *("contains", "minContains", "maxContains"),
+    *("dependentRequired", "dependentSchemas", "dependencies"),
+}
+"""Of a schema: keywords that the library leaves out of the grammar without a word."""
+
 
 def checked(data: bytes) -> Mapping[str, Any]:
     """Parse a question; a `null` counts as left out.
@@ -36,6 +42,8 @@ def checked(data: bytes) -> Mapping[str, Any]:
         expected, is_so = CHECKS[key]
         if not is_so(value):
             raise SampleError(f"{key}: expected {expected}")
+    if "schema" in body and (left_out := _left_out(body["schema"])) is not None:
+        raise SampleError(f"schema: {left_out} is not kept to here; leave it out")
     return body
 
 
@@ -68,6 +76,24 @@ def _is_flat(part: Any, depth: int) -> bool:
     if not isinstance(inner, list):
         return True
     return depth > 0 and all(_is_flat(each, depth - 1) for each in inner)
+
+
+def _left_out(schema: Any) -> str | None:
+    """Return a keyword that the answer would not keep to; None: there is none.
+
+    Names of properties are no keywords.
+    """
+    if not isinstance(schema, dict):
+        return None
+    parts: list[Any] = []
+    for key, value in schema.items():
+        if key in LEFT_OUT or (key == "allOf" and isinstance(value, list) and len(value) > 1):
+            return str(key)
+        if key in {"properties", "$defs", "definitions"} and isinstance(value, dict):
+            parts += value.values()
+        elif key not in {"const", "enum", "default", "examples"}:
+            parts += value if isinstance(value, list) else [value]
+    return next((key for key in map(_left_out, parts) if key is not None), None)
 
 
 CHECKS: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
