@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Self
 
 from ..config.settings import Broker
 from ..core.backoff import Backoff
-from ..core.errors import BrokerError
+from ..core.errors import AgentError, BrokerError
 from .connecting import Left, connect
 from .connection import Connection, Hooks, ReceivedMessage, Refusal, is_acknowledged
 from .subscriptions import Feeds, Put
@@ -289,7 +289,7 @@ class TopicReader:
                 message = client.next(0.5)
                 if message is not None:
                     self._feeds.take(message)
-            except BrokerError as problem:
+            except AgentError as problem:  # or a certificate that is just being replaced
                 if self._closing.is_set():
                     return
                 log.warning("broker: %s; trying again", problem)

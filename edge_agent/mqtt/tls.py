@@ -77,7 +77,6 @@ def tls_context(broker: Broker) -> ssl.SSLContext | None:
 
     from ..core.tls import client_context
 
-    context = client_context()
     files: tuple[tuple[str, str | None], ...] = (
         ("ca_file", broker.ca_file),
         ("cert_file", broker.cert_file),
@@ -91,8 +90,7 @@ def tls_context(broker: Broker) -> ssl.SSLContext | None:
         except OSError as problem:
             raise UsageError(f"broker.{key}: {name}: {problem.strerror}") from None
     try:
-        if broker.ca_file is not None:
-            context.load_verify_locations(broker.ca_file)
+        context = client_context(broker.ca_file)
     except ssl.SSLError:
         raise UsageError(
             f"broker.ca_file: {broker.ca_file}: holds no certificate in PEM form"

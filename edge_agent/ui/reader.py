@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from ..config.settings import Broker
 from ..core.backoff import Backoff
-from ..core.errors import BrokerError
+from ..core.errors import AgentError, BrokerError
 from ..mqtt.connection import ReceivedMessage
 from ..mqtt.one_shot import OneShotClient
 from ..mqtt.probe import blindness
@@ -85,7 +85,7 @@ class Reader:
                     self._told("", False)
                     backoff.reset()
                     self._read(client)
-            except BrokerError as problem:
+            except AgentError as problem:  # or a certificate that is just being replaced
                 self._told(str(problem), True)
                 self._closing.wait(backoff.pause())
 

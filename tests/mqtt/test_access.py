@@ -27,6 +27,7 @@ from edge_agent.core.errors import BrokerError
 from edge_agent.mqtt.connecting import connect
 from edge_agent.mqtt.connection import Connection, Hooks
 from edge_agent.mqtt.diagnose import explain_unreachable
+from edge_agent.ui.reader import Reader
 from tests.helpers.certificates import Issued, issue
 from tests.helpers.mqtt_client import make_client
 from tests.helpers.small_models import brightness, plain, write_pictures
@@ -585,19 +586,49 @@ def test_every_address_of_a_name_is_tried_also_when_one_hangs_after_tcp(
             connect(Broker(**other), "box", hooks=Hooks())
 
 
-@pytest.mark.parametrize("case", ["unknown authority", "other host"])
+@pytest.mark.parametrize("case", ["unknown authority", "other host", "the system's authority"])
 def test_a_broker_that_we_do_not_know_is_not_spoken_to(
     tls: TlsBroker, agent: Agents, models: list[str], pipeline: dict[str, object], case: str
 ) -> None:
     """A server certificate of an unknown authority, or of another host, is refused, aloud."""
     entries = tls.settings(tls.client, "localhost" if case == "other host" else "127.0.0.1")
+    environ = {}
     if case == "unknown authority":
         del entries["ca_file"]
-    running = agent(agent_settings("box", "", [pipeline], models_dirs=models, broker=entries))
+    elif case == "the system's authority":
+        # `ca_file` names the only ones, as mosquitto's --cafile does.
+        environ["SSL_CERT_FILE"] = entries["ca_file"]
+        entries["ca_file"] = str(tls.stranger.cert_file)
+    settings = agent_settings("box", "", [pipeline], models_dirs=models, broker=entries)
+    running = agent(settings, environ=environ)
     wait_until(lambda: "its certificate is not trusted" in running.words(), "a word about it")
     mend = "give broker.url a name" if case == "other host" else "see broker.ca_file"
     assert mend in running.words()
     assert running.stop() == 0
+
+
+def test_the_page_comes_back_from_a_certificate_that_was_being_replaced(
+    tls: TlsBroker, tmp_path: Path
+) -> None:
+    """A file that was half written when the broker was restarted ended its reader for good."""
+    relay, authority = Relay(tls.port), tmp_path / "authority.pem"
+    shutil.copy(tls.authority.cert_file, authority)
+    settings = tls.settings(tls.client) | {"url": relay.url.replace("mqtt", "mqtts")}
+    told: list[str] = []
+    reader = Reader(
+        Broker(**{**settings, "ca_file": str(authority)}),  # type: ignore[arg-type]
+        ["edge/#"],
+        lambda _message: None,
+        lambda problem, _away: told.append(problem),
+    )
+    wait_until(lambda: told == [""], "a connection")
+    authority.write_text("")
+    relay.cut()
+    wait_until(lambda: "holds no certificate in PEM form" in told[-1], "a word about it")
+    shutil.copy(tls.authority.cert_file, authority)
+    wait_until(lambda: told[-1] == "", "the next connection")
+    reader.close()
+    relay.shut()
 
 
 @pytest.mark.parametrize(
