@@ -16,7 +16,7 @@ from typing import Any
 from ..core.errors import AgentError, MalformedError, UsageError
 from ..core.names import NAME_RULE, is_name, is_version
 from ..core.text import printable
-from ..delivery.plan import read
+from ..delivery.plan import MOST_DAYS, read
 from ..delivery.sender import RETURN_SECONDS
 from ..mqtt.connection import ReceivedMessage, parse_object
 from ..mqtt.declared import as_declared
@@ -308,14 +308,23 @@ class Fleet:
         """List the devices of a group, online or not."""
         return sorted(device for device in self.info if group in self.groups(device))
 
-    def rolled_out(self, but: str = "") -> set[str]:
-        """Return the transfers of packages that roll-outs other than *but* need."""
-        found = set()
+    def rolled_out(self, but: str = "") -> dict[str, float]:
+        """Return the transfers of packages that roll-outs other than *but* need.
+
+        Each with when the last of these expires, seconds since 1970.
+        """
+        found: dict[str, float] = {}
         for name, payload in self.plans.items():
             with suppress(MalformedError):
-                if name != but and (transfer := read(payload, None).transfer):
-                    found.add(transfer)
+                plan = read(payload, None)
+                if name != but and plan.transfer:
+                    found[plan.transfer] = max(plan.expires_at, found.get(plan.transfer, 0.0))
         return found
+
+    def keeping_s(self, transfer: str, least_s: float) -> int:
+        """Return for how many seconds to put a package on the broker: roll-outs share it."""
+        left = self.rolled_out().get(transfer, 0.0) - time.time()
+        return int(max(least_s, min(left, MOST_DAYS * 86400)))
 
     def named(self, target: str) -> list[str]:
         """List the devices that a target names: itself, or all members of its group."""

@@ -212,6 +212,12 @@ class Overrides:
         return None if self._file_settings is None else self._file_settings.pipelines
 
     @property
+    def kept_rollout(self) -> str | None:
+        """The mark of a roll-out whose settings the last run has kept, and not recorded as such."""
+        interrupted = self.interrupted or {}
+        return interrupted.get("rollout") if interrupted.get("kept") is True else None
+
+    @property
     def lost(self) -> str | None:
         """What was lost with a damaged file, until something is kept again."""
         return self._file.lost

@@ -156,8 +156,8 @@ class Configuration:
         if told and self._runner.client.connected:
             self._runner.overrides.note(None)
 
-    def keep(self, pipelines: Mapping[str, Any]) -> Later:
-        """Check settings and have them applied permanently; for the request thread.
+    def keep(self, pipelines: Mapping[str, Any], rollout: str) -> Later:
+        """Check settings of a roll-out, and have them applied permanently; for the request thread.
 
         Raises:
             NotNowError: others are on probation, or the file has not been read yet.
@@ -165,12 +165,15 @@ class Configuration:
         """
         if self._runner.overrides.from_file() is None:
             raise NotNowError("the settings file has not been read yet")
-        later = self.configure(Configure(pipelines, persist=True))
+        later = self.configure(Configure(pipelines, persist=True), rollout)
         later.begin()
         return later
 
-    def configure(self, request: Configure) -> Later:
-        """Check a patch, and have it applied; for the request thread."""
+    def configure(self, request: Configure, rollout: str | None = None) -> Later:
+        """Check a patch, and have it applied; for the request thread.
+
+        *rollout* is the mark of the roll-out that it is from.
+        """
         runner = self._runner
         if self._latest is not None and not self._latest.told:
             raise NotNowError("another change is on probation; ask again when it is over")
@@ -183,14 +186,17 @@ class Configuration:
         held = {name: each.settings for name, each in list(runner.pipelines.items())}
         patch = read_patch(request.pipelines, held, runner.settings.remote.may)
         runner.overrides.tried(patch)
-        later = Later(ENDED, lambda: self._note(patch, request.persist, present, later))
+        later = Later(ENDED, lambda: self._note(patch, request.persist, present, later, rollout))
         self._latest = later
         return later
 
-    def _note(self, patch: Patch, persist: bool, judged: str, later: Later) -> None:
+    def _note(
+        self, patch: Patch, persist: bool, judged: str, later: Later, rollout: str | None
+    ) -> None:
         """Note a patch for the next run, in case this one ends, and have it applied."""
         names = sorted(patch.changes)
-        self._runner.overrides.note({"pipelines": names, "reply_to": later.reply_to})
+        note = {"pipelines": names, "reply_to": later.reply_to}
+        self._runner.overrides.note(note if rollout is None else {**note, "rollout": rollout})
         self._stops.call(lambda: self._begin(patch, persist, judged, later))
 
     def _begin(self, patch: Patch, persist: bool, judged: str, later: Later) -> None:

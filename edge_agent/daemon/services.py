@@ -147,6 +147,7 @@ def _versions(
         rollback=deployer.commands.undo,
         health=lambda: (latest() or {}).get("state"),
     )
+    rollouts.kept(runner.overrides.kept_rollout)
     push_status.on_state = rollouts.heard
     deployer.allowed = rollouts.allows
     transfers.on_push = rollouts.pushed

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 MAX_BYTES = 64 * 1024
 MAX_WAVES = 64
+MOST_DAYS = 366
+"""Most days until a plan expires."""
 DOMAIN = b"edge-agent roll-out 1\n"
 """Prefix of the signed bytes, so that no signature of anything else is valid for a plan."""
 ENDED = frozenset({"live", "rejected", "rolled-back", "aborted", "superseded"})

@@ -137,10 +137,12 @@ class Sender:
         *,
         drawn: bool = False,
         until: str = "probation",
+        on_rollout: Callable[[str, bytes], object] = lambda _topic, _payload: None,
     ) -> None:
         """Prepare; *client* must be subscribed to `<root>/+/push/<transfer>` and `<root>/+/status`.
 
         *drawn*: the package is on the broker, and only devices that cannot draw it are answered.
+        *on_rollout* takes what comes on the topics of roll-outs meanwhile: topic and payload.
         """
         self._drawn = drawn
         self._until = until
@@ -149,7 +151,7 @@ class Sender:
         self._root = root
         self._package = package
         self._group = target.startswith("@")
-        self._list = package.front.block_list
+        self._on_rollout = on_rollout
         self._sent: dict[tuple[str, int], float] = {}
         self._offered_at = 0.0
         self._began = iso(time.time_ns())
@@ -211,6 +213,9 @@ class Sender:
 
     def _answer(self, heard: ReceivedMessage) -> None:
         levels = heard.topic.removeprefix(f"{self._root}/").split("/")
+        if levels[0] == "@rollout":
+            self._on_rollout(heard.topic, heard.payload)
+            return
         if len(levels) == 2 and levels[1] == "status":
             self._note_status(levels[0], heard)
             return
@@ -241,8 +246,8 @@ class Sender:
         # Earlier details are kept: a device that gets the offer again reports fewer.
         progress.details = {**progress.details, **status}
         for number in parts:
-            data = self._list[number * LIST_PART_BYTES : (number + 1) * LIST_PART_BYTES]
-            if data:
+            start = number * LIST_PART_BYTES
+            if data := self._package.front.block_list[start : start + LIST_PART_BYTES]:
                 self._send("list", number, data)
         for number in blocks:
             if number < len(self._package.blocks):

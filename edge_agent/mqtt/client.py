@@ -279,11 +279,12 @@ class Client:
             if self._outbox.connection is not None:
                 self._subscribe(self._outbox.connection)
 
-    def ask(self, topics: list[str]) -> None:
-        """Subscribe to topics of `filters`, even again: retained messages are then sent again."""
+    def ask(self, topics: list[str]) -> bool:
+        """Subscribe to topics of `filters`, again for what is retained; False: no connection."""
         with self._lock:
             if self._outbox.connection is not None:
                 self._subscribing.ask(self._outbox.connection, topics, own=True)
+            return self._outbox.connection is not None
 
     def leave(self, topics: list[str]) -> None:
         """Unsubscribe from topics that `filters` no longer returns."""

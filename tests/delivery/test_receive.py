@@ -53,13 +53,17 @@ class Receiving:
         """How many topics of a package it has asked for, each time."""
         drawing = Drawing(
             "edge/@package",
-            lambda topics: self.asked.append(len(topics)),
+            self._ask,
             lambda _topics: None,
             lambda _why: False,
         )
         self.router = Router(
             self.store, catalog, recipient, self.ledger, drawing, submit=self.handed.append
         )
+
+    def _ask(self, topics: list[str]) -> bool:
+        self.asked.append(len(topics))
+        return True
 
     def _hear(self, transfer: str, payload: Mapping[str, Any]) -> bool:
         self.said.append((transfer, payload))

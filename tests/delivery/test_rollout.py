@@ -522,6 +522,47 @@ def test_who_pushes_to_a_group_may_leave_before_it_is_drawn(fleet: Fleet) -> Non
     assert not offers[-1].payload
 
 
+def test_a_package_stays_on_the_broker_until_the_last_roll_out_of_it_expires(fleet: Fleet) -> None:
+    """A push took it off within the hour, and a second roll-out when that one expired."""
+    box = fleet.box("edge-01")
+    package = fleet.package("2", best=2)
+    plan = fleet.plan(package, {"group": "lab"})
+    assert fleet.roll("start", str(plan)).returncode == 0
+    box.wait_live("2")
+    look = ["mosquitto_sub", "-V", "5", "-p", str(fleet.broker.port), "-C", "1", "-F", "%E"]
+
+    def lasts(level: str) -> int:
+        there = subprocess.check_output([*look, "-t", f"edge/@package/+/{level}"], timeout=30)
+        return int(there)
+
+    pushed = run_cli("push", str(package), "--device", "@lab", "--broker", fleet.broker.url)
+    assert pushed.returncode == 0, pushed.stderr
+    assert min(lasts("block/0"), lasts("list/0"), lasts("offer")) > 13 * 86400
+    shorter = fleet.plan(package, {"group": "lab"}, expires="1h")
+    assert fleet.roll("start", str(shorter)).returncode == 0
+    assert min(lasts("block/0"), lasts("list/0"), lasts("offer")) > 13 * 86400
+
+
+def test_a_push_leaves_the_package_of_a_roll_out_that_begins_meanwhile(fleet: Fleet) -> None:
+    """Devices that came back later waited for it, in vain."""
+    box = fleet.box("edge-01")
+    package = fleet.package("2", best=2)
+    box.agent.signal(signal.SIGSTOP)
+    command = [sys.executable, "-m", "edge_agent", "push", str(package), "--device", "@lab"]
+    sender = subprocess.Popen([*command, "--broker", fleet.broker.url])
+    fleet.listener.wait_for(
+        lambda heard: any("/in/push/" in h.topic for h in heard), "the offer to the group"
+    )
+    roller = fleet.start("start", str(fleet.plan(package, {"group": "lab"})))
+    fleet.listener.wait_for(lambda _h: fleet.sealed(), "the plan")
+    box.agent.signal(signal.SIGCONT)
+    assert sender.wait(60) == 0
+    said, words = roller.communicate(timeout=60)
+    assert roller.returncode == 0, said + words
+    fleet.listener.catch_up()
+    assert all(h.payload for h in fleet.listener.heard if "/@package/" in h.topic)
+
+
 def _have(heard: Heard) -> int:
     return int(heard.json.get("have", 0)) if heard.json.get("state") == "need" else 0
 
@@ -605,6 +646,39 @@ def no_source(fleet: Fleet, box: Box, seen: int) -> None:
         lambda _h: any(says["state"] == "lost" for says in fleet.listener.on(topic)[seen:]),
         "a source that is lost",
     )
+
+
+def test_settings_that_were_kept_are_live_though_the_agent_was_killed_before_it_said_so(
+    fleet: Fleet,
+) -> None:
+    """They held, and were said to be rolled back where an earlier try had ended in a kill, too."""
+    one = fleet.box("edge-01", remote={"may": ["source"]}, trial={"probation_s": 60})
+    topic, source = one.topic("source", "door"), "v4l2:/dev/video99"
+    file = configure_file(fleet, source=source)
+    asking = subprocess.Popen([*CONFIGURE, file, "--broker", fleet.broker.url, "--key", fleet.key])
+    no_source(fleet, one, 0)
+    one.agent.process.kill()
+    one.agent.wait()
+    seen = len(fleet.listener.on(topic))
+    one.agent.restart()
+    no_source(fleet, one, seen)
+    one.agent.process.kill()
+    one.agent.wait()
+    asking.kill()
+    asking.wait()
+    # The file as it is once they have passed the second time.
+    overrides = one.agent.folder / "state" / "overrides.json"
+    content = json.loads(overrides.read_text())
+    content["@probation"]["kept"] = True
+    overrides.write_text(json.dumps(content | {"@configure": {"door": {"source": source}}}))
+    one.agent.restart()
+    word = fleet.listener.wait_state(one.topic("rollout"), state="live")
+    assert word["id"].startswith("settings-")
+    fleet.listener.wait_for(
+        lambda _h: "@probation" not in json.loads(overrides.read_text()), "the note to be cleared"
+    )
+    states = {says["state"] for says in fleet.listener.on(one.topic("rollout"))}
+    assert states == {"probation", "live"}
 
 
 def test_settings_that_do_no_good_are_taken_back(fleet: Fleet) -> None:

@@ -77,11 +77,13 @@ class Device:
             pinned=tuple,
             credible=lambda: True,
         )
-        drawing = Drawing("edge/@package", lambda _t: None, lambda _t: None, lambda _why: False)
-        router = Router(self.store, catalog, identity, self.ledger, drawing, submit=self.ledger.add)
+        drawing = Drawing("edge/@package", lambda _t: True, lambda _t: None, lambda _why: False)
+        self.router = Router(
+            self.store, catalog, identity, self.ledger, drawing, submit=self.ledger.add
+        )
         self.rollouts = Rollouts(
             self.folder / "rollouts.json",
-            router,
+            self.router,
             say=lambda word: self.words.append(dict(word)),
             stop=self.ledger.cancel_transfer,
             rollback=self._roll_back,

@@ -345,7 +345,7 @@ def _router(*, allow_unsigned: bool) -> Router:
     catalog = Catalog(store, [], bundled("models"))
     ledger = Ledger(store, catalog, publish, lambda: None)
     nothing = lambda _topics: None  # noqa: E731
-    drawing = Drawing("edge/@package", nothing, nothing, lambda _why: False)
+    drawing = Drawing("edge/@package", lambda _topics: True, nothing, lambda _why: False)
     return Router(store, catalog, recipient, ledger, drawing, submit=lambda _candidate: None)
 
 

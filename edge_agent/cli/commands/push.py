@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 RECONNECT_SECONDS = 0.5
 RETAINED_SECONDS = 3600
-"""How long an MQTT 5 broker keeps a package for a group if its sender is gone."""
+"""How long an MQTT 5 broker keeps a package for a group if its sender is gone, at least."""
 MOST_AHEAD = 1000
 """By how much the highest version of one device may exceed those of all others."""
 
@@ -100,9 +100,15 @@ def main(options: Options) -> int:
             f"{package.header.id}: {size} bytes in {counted(package.header.blocks, 'block')}"
             f" to {some_of(devices)}"
         )
-        retained = _retain(client, settings.broker, package) if target.startswith("@") else None
-        drawn = retained is not None
-        sender = Sender(client, root, target, devices, package, drawn=drawn, until=options.until)
+        retained = None
+        if target.startswith("@"):
+            retained = _retain(client, settings.broker, package, fleet)
+        sender = Sender(
+            *(client, root, target, devices, package),
+            drawn=retained is not None,
+            until=options.until,
+            on_rollout=fleet.take,  # the package of one that begins meanwhile must stay
+        )
         try:
             _send(sender, client, options.timeout, retained)
         except KeyboardInterrupt:
@@ -115,13 +121,16 @@ def main(options: Options) -> int:
         return _report(sender, fleet, target, package.header.name)
 
 
-def _retain(client: OneShotClient, broker: Broker, package: Package) -> RetainedPackage | None:
+def _retain(
+    client: OneShotClient, broker: Broker, package: Package, fleet: Fleet
+) -> RetainedPackage | None:
     """Put the package on the broker for members to draw; None: impossible, and it is reported.
 
     Raises:
         BrokerError: the broker does not take it.
     """
-    retained = RetainedPackage(client, broker, package, expires_s=RETAINED_SECONDS)
+    expires_s = fleet.keeping_s(package.transfer, RETAINED_SECONDS)
+    retained = RetainedPackage(client, broker, package, expires_s=expires_s)
     progress = ProgressLine()
     try:
         why = retained.place(partial(progress, "sending block"))

@@ -17,7 +17,7 @@ from ...core.errors import AgentError, UsageError
 from ...core.frozen import record
 from ...core.schema import build, read_toml
 from ...core.text import counted, printable
-from ...delivery.plan import MAX_BYTES, Gate, Plan, Wave, seal, trouble_of
+from ...delivery.plan import MAX_BYTES, MOST_DAYS, Gate, Plan, Wave, seal, trouble_of
 from ...delivery.sender import RetainedPackage, block_bytes
 from ...models.importing import import_model
 from ...models.packages.build import Package, make, open_package
@@ -32,7 +32,6 @@ from ..roller import Roller, new_time, rollout_filters, tally, who
 if TYPE_CHECKING:
     from ...models.packages.keys import PrivateKey
 
-MOST_DAYS = 366
 _STRICT: Any = {"extra": "forbid"}
 _SPAN = re.compile(r"([0-9]{1,6})\s*(d|h|min|m|s)")
 _UNITS = {"d": 86400, "h": 3600, "min": 60, "m": 60, "s": 1}
@@ -82,7 +81,8 @@ def main(options: Options) -> int:
         if len(seal(plan, key)) > MAX_BYTES:
             raise UsageError(f"{file}: waves: name fewer devices; a group has no limit")
         _check(plan, fleet)
-        retained = RetainedPackage(client, settings.broker, package, expires_s=int(lasts))
+        expires_s = fleet.keeping_s(package.transfer, lasts)
+        retained = RetainedPackage(client, settings.broker, package, expires_s=expires_s)
         progress = Progress()
         try:
             why = retained.place(partial(progress, "sending block"))

@@ -121,8 +121,8 @@ class Rollouts:
         self._stop = stop
         self._rollback = rollback
         self._health = health
-        self.configure: Callable[[Mapping[str, Any]], Later] | None = None
-        """Applies settings, on probation; raises AgentError. None: not set yet."""
+        self.configure: Callable[[Mapping[str, Any], str], Later] | None = None
+        """Applies settings with a mark, on probation; raises AgentError. None: not set yet."""
         self._changing: dict[str, Later] = {}
         """By id: settings on probation."""
         self._plans: dict[str, Plan] = {}
@@ -185,10 +185,7 @@ class Rollouts:
                 self._speak(name)  # the broker may have lost it
 
     def _concerns(self, name: str, payload: bytes, why: str) -> bool:
-        """Whether a plan that is not followed names this device, as far as one can tell.
-
-        If it does, that is reported, with the reason.
-        """
+        """Whether a plan that is not followed may name this device; if so, it is reported why."""
         try:
             plan = read(payload, None)
         except MalformedError:
@@ -290,8 +287,7 @@ class Rollouts:
             plan, known = self._plans.get(name), self._known[name]
             if plan is None:  # removed from the broker meanwhile
                 self._due.pop(name, None)
-                continue
-            if at > now:
+            if plan is None or at > now:
                 continue
             self._due[name] = now + AGAIN_SECONDS
             if known.aborted or known.ended:
@@ -310,6 +306,8 @@ class Rollouts:
                     self._set(name, known, "receiving")
                 if self._transfers.draw(plan.transfer, plan.label):
                     self._due[name] = now + OFFER_SECONDS
+                if known.state == "receiving":
+                    self._set(name, known, "receiving", self._transfers.lack(plan.transfer, now))
 
     def _give_up(self, now: float) -> None:
         """Stop what waits for the plan of a roll-out that has expired."""
@@ -378,7 +376,7 @@ class Rollouts:
             return
         self._count_try(known, 1)  # first, as they may end the agent
         try:
-            self._changing[name] = self.configure(settings)
+            self._changing[name] = self.configure(settings, f"{name} {known.created}")
         except NotNowError:
             self._count_try(known, -1)
         except AgentError as problem:
@@ -386,6 +384,12 @@ class Rollouts:
         else:
             self._set(name, known, "probation")
             self._due.pop(name)
+
+    def kept(self, mark: str | None) -> None:
+        """Record that settings were kept, which the last run had no time to do."""
+        for name, known in self._known.items():
+            if f"{name} {known.created}" == mark and not known.ended:
+                self._set(name, known, "live")
 
     def _count_try(self, known: Followed, count: int) -> None:
         with self._lock:
@@ -426,7 +430,10 @@ class Rollouts:
             # Otherwise another push has installed it; an answer to an offer names no model.
             serves = state in {"probation", "live"} and "model" in says
             known.installed |= serves and known.state in TRIED
-            self._set(name, known, "receiving" if state == "need" else state, says.get("why"))
+            why = says.get("why")
+            if state == "need":
+                state, why = "receiving", why or self._transfers.lack(transfer, time.monotonic())
+            self._set(name, known, state, why)
             if known.ended:
                 self._due[name] = time.monotonic() + AGAIN_SECONDS
 

@@ -121,6 +121,10 @@ class Router:
             return True
         return False
 
+    def lack(self, transfer: str, now: float) -> str | None:
+        """Return the words for a package that is drawn and of which nothing comes, or None."""
+        return self._drawing.lack(transfer, now)
+
     def _check_promise(self, transfer: str, header: PackageHeader) -> None:
         promised = self._promised.pop(transfer, header.id)
         if promised != header.id:

@@ -31,6 +31,12 @@ LACKING_SECONDS = 30.0
 node is away, others may lack what is newly retained (seen with NATS)."""
 MOST_LACKING_SECONDS = 600.0
 """Limit for that time, which is doubled each time: perhaps no node has it."""
+GONE_SECONDS = 60.0
+"""Time without anything that was requested of a package, after which it is said to be missing."""
+GONE = (
+    f"nothing of its package has come from the broker for {GONE_SECONDS:.0f} s: is it still there "
+    "(if not, push it or roll it out again), and may this device read it?"
+)
 STATUS_SECONDS = 2.0
 """Most time between two messages to the sender, which would otherwise offer again."""
 
@@ -192,8 +198,8 @@ class Drawing:
 
     prefix: str
     """Topic below which packages are."""
-    subscribe: Callable[[list[str]], object]
-    """Subscribes to topics, or renews subscriptions."""
+    subscribe: Callable[[list[str]], bool]
+    """Subscribes to topics, or renews subscriptions; False: there is no connection."""
     unsubscribe: Callable[[list[str]], object]
     leave_node: Callable[[str], bool]
     """Connects to another node for a reason, if the broker is a cluster; returns whether it is."""
@@ -221,14 +227,19 @@ class Drawing:
     def _want(self, topics: list[str]) -> None:
         self._leave_now(self._came)
         now = time.monotonic()
-        if not self._wanted:
-            self._lacking_since = now
+        is_new = not self._wanted.issuperset(topics)
         self._wanted |= frozenset(topics)
-        self.subscribe(topics)
+        if not self.subscribe(topics) or is_new:
+            self._lacking_since = now
         why = f"it has sent nothing of a retained package for {self._patience:.0f} s"
         if now - self._lacking_since >= self._patience and self.leave_node(why):
             self._lacking_since = now
             self._patience = min(2 * self._patience, MOST_LACKING_SECONDS)
+
+    def lack(self, transfer: str, now: float) -> str | None:
+        """Return the words for a package of which nothing comes; called by any thread."""
+        wanted = any(topic.startswith(f"{self.prefix}/{transfer}/") for topic in self._wanted)
+        return GONE if wanted and now - self._lacking_since >= GONE_SECONDS else None
 
     def wants(self, *levels: str) -> bool:
         """Whether the message on this topic is wanted."""
