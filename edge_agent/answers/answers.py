@@ -27,7 +27,7 @@ from ..inference.model import Model
 from ..models.store.catalog import Catalog
 from ..mqtt import payloads
 from ..runtime.pipelines.runner import Runner
-from .asked import DRAIN_SECONDS, PIPELINE, ROOM, STOPPING, Asked, AskedModels
+from .asked import DRAIN_SECONDS, PIPELINE, ROOM, STOPPING, Asked, AskedModels, OnFailed
 from .credit import Credit
 from .errors import (
     RefusedError,
@@ -63,6 +63,7 @@ class Answers:
         self,
         runner: Runner,
         catalog: Catalog,
+        on_failed: OnFailed,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.ready = True
@@ -71,7 +72,7 @@ class Answers:
         self.catalog = catalog
         self._clock = clock
         self._workers = Workers("infer", runner.threads, self.behind)
-        self.models = AskedModels(runner, catalog, self._workers, clock)
+        self.models = AskedModels(runner, catalog, self._workers, on_failed, clock)
         self._lock = threading.Lock()
         """Guards everything below."""
         self._open: set[Ticket] = set()

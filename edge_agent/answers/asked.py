@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from math import inf
 from pathlib import Path
+from typing import Literal
 
 from ..config.settings import Arm, parse_route
 from ..core.containment import converted
@@ -37,6 +38,10 @@ ROOM = 1024
 """Most samples waiting for a lane; a question of several rows has several."""
 DRAIN_SECONDS = 5.0
 STOPPING = "this model takes no questions at the moment; ask again later"
+
+
+OnFailed = Callable[[Path, str, Literal["ended", "not loaded"]], None]
+"""Called with the folder of a language model that has failed, and why."""
 
 
 @dataclass(slots=True, eq=False)
@@ -75,7 +80,12 @@ class AskedModels:
     """The models that may be asked. Any thread may call."""
 
     def __init__(
-        self, runner: Runner, catalog: Catalog, workers: Workers, clock: Callable[[], float]
+        self,
+        runner: Runner,
+        catalog: Catalog,
+        workers: Workers,
+        on_failed: OnFailed,
+        clock: Callable[[], float],
     ) -> None:
         """Load nothing yet; *workers* do what waits for a model."""
         self._runner = runner
@@ -85,6 +95,7 @@ class AskedModels:
         self._lock = threading.Lock()
         """Guards everything below."""
         self._models: dict[str, Asked] = {}
+        self._on_failed = on_failed
         self._splits = QuestionSplits(catalog)
         runner.active.loader.engines.budget.holders.append(self.held)
 
@@ -188,6 +199,8 @@ class AskedModels:
         if str(problem) != str(asked.problem):
             log.error("model %s", problem)
         asked.problem = problem
+        if path is not None and asked.kind == "generate":
+            self._on_failed(path, str(problem), "not loaded")
 
     def _opened(self, asked: Asked) -> RequestQueue[Model] | GeneratorProcess:
         from ..inference.fit import kind_of
@@ -197,7 +210,7 @@ class AskedModels:
         if folder.manifest.task == "generate":
             asked.kind = "generate"
             budget = self._runner.active.loader.engines.budget
-            return open_generator(folder, settings, budget, partial(self._lost, asked))
+            return open_generator(folder, settings, budget, partial(self._lost, asked, folder.path))
         known = {each.kind for each in self._runner.active.servings_of(asked.name)}
         asked.kind = known.pop() if known else kind_of(folder, inspect_network(folder.network))
         if asked.kind == "picture":
@@ -217,9 +230,10 @@ class AskedModels:
             return self._catalog.find(asked.arm.name, asked.arm.version).path
         return None
 
-    def _lost(self, asked: Asked, why: str) -> None:
+    def _lost(self, asked: Asked, path: Path, why: str) -> None:
         """Note that a language model's process has ended; the next question starts another."""
         log.error("model %s", why)
+        self._on_failed(path, why, "ended")
         with self._lock:
             asked.queue, asked.lost = None, (self._clock(), why)
 

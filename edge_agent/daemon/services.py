@@ -69,7 +69,7 @@ def compose(
     form_ready = Callbacks()
     plan_writer, upkeep = _upkeep(runner, inventory, ledger, form_ready, origins, lazy=lazy)
     announcements = _announcements(runner, inventory, ledger, upkeep, stops)
-    answers = Answers(runner, inventory.catalog)
+    answers = Answers(runner, inventory.catalog, deployer.failed)
     events.ask_by(partial(generate, answers))
     ports = _ports(runner, answers, lambda: health.latest)
     reload = SettingsReload(

@@ -21,6 +21,7 @@ from tests.helpers.support import (
     Listener,
     Mosquitto,
     agent_settings,
+    call_cli,
     free_port,
     wait_until,
 )
@@ -61,8 +62,11 @@ class Talk:
                 http={"listen": f"127.0.0.1:{port}"},
                 infer={"models": ["tiny"], "per_s": 1000},
                 text={"kv_cache_mb": 4, "max_tokens": LONG},
+                trust={"allow_unsigned": True},
+                trial={"probation_s": 60},
             )
         )
+        self.url = broker.url
         self.client = openai.OpenAI(
             base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0
         )
@@ -149,6 +153,26 @@ def test_a_killed_process_costs_its_answers_and_the_next_question_starts_another
     ]
     assert "model tiny@1: its process ended with SIGKILL" in talk.running.words()
     assert talk.frames()["dropped"]["error"] == 0
+    assert talk.running.stop() == 0
+
+
+def test_a_version_whose_process_ends_at_its_questions_fails_its_probation(
+    talk: Talk, tmp_path: Path
+) -> None:
+    """It was "live" after that, and nobody was answered."""
+    before = talk.say()
+    new = language_model(tmp_path / "new" / "tiny", "2", seed=2)
+    pushed = call_cli("push", str(new), "--device", "box", "--broker", talk.url)
+    assert pushed.code == 0, pushed.out
+    wait_until(lambda: talk.say() != before, "the second version")
+    for _ in range(3):
+        rest = talk.begin()
+        talk.child.kill()
+        with pytest.raises(openai.APIError, match="tiny@2: its process ended with SIGKILL"):
+            list(rest)
+    why = "rolled back: 3 times during its probation: tiny@2: its process ended with SIGKILL"
+    wait_until(lambda: why in talk.running.words(), "the rollback")
+    wait_until(lambda: talk.say() == before, "the first version")
     assert talk.running.stop() == 0
 
 

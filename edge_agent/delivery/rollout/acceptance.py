@@ -40,6 +40,9 @@ class Watch:
     bounds: Trial
     broken: str | None = None
     """Why another version serves in its place, its files having been damaged."""
+    ends: int = 0
+    """How often its process has ended by itself, where it has one, and why it did."""
+    ended: str = ""
     inferred_before: int = 0
     """Frames it had inferred when the watch began."""
 
@@ -67,6 +70,8 @@ class Watch:
         """Why it fails its probation, or None so far."""
         if self.broken is not None:
             return self.broken
+        if self.ends >= MOST_ERRORS:
+            return f"{self.ends} times during its probation: {self.ended}"
         limit = self.bounds.max_infer_ms
         for model in self.models:
             if model.stats.errors >= MOST_ERRORS:

@@ -82,6 +82,7 @@ class Deployer:
         self._early: EarlyTrial | None = None
         """The last one; there is only one at a time."""
         self.commands = VersionCommands(self._swap)
+        self.failed = self._swap.failed
         """The operators' commands about versions."""
 
     def expect(self, header: PackageHeader) -> EarlyTrial | None:

@@ -12,7 +12,8 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
 from ...config.settings import Trial
 from ...core.errors import AgentError, ModelError
@@ -223,6 +224,16 @@ class Swap:
             for model in models
             if model and same_version(model.manifest.version, candidate.version)
         ]
+
+    def failed(self, folder: Path, why: str, how: Literal["ended", "not loaded"]) -> None:
+        """Note that a version with a process of its own has failed; called by any thread."""
+        for candidate in self.ledger.on_probation():
+            watch = candidate.watch
+            if watch is None or folder != self.store.path(candidate.name, candidate.version):
+                continue
+            watch.ends, watch.ended = watch.ends + 1, why
+            if how == "not loaded":
+                watch.broken = why
 
     def check_probations(self) -> None:
         """Check every version on probation: pass those whose time is over, roll back failing ones.
