@@ -28,8 +28,9 @@ from .actions import Actions, targets_of, topic_of
 from .asking import Asking
 from .engines import CombinedRules, RuleEngines
 from .event import Event, Holds, always, payload
-from .evidence import Clips, Crowd, Evidence, render
+from .evidence import Clips, Crowd, Evidence
 from .journal import Entry, Journal, Payload
+from .rendering import render
 from .totals import TotalsFile
 
 log = logging.getLogger(__name__)
@@ -238,7 +239,7 @@ class EventDispatcher:
         events = self._queue.take(seconds)
         self._publish_left()
         keep_mb = self._settings().evidence.keep_mb
-        self.evidence.limit(keep_mb)
+        self.clips.allowance.follow(keep_mb)
         self.clips.follow_settings()
         self._publish(events, keep_mb)
         self.engines.tick(connected=self._client.connected)

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -25,19 +26,16 @@ from ..core.files import copy_owner
 from ..core.logs import Latch
 from ..core.names import is_name
 from ..core.threads import start_thread
-from ..core.types import Array
 from ..device.pressure import disk_problems
 from ..mqtt import payloads
-from ..runtime.pipelines.draw import jpeg
 from ..sources.packet_ring import PACKETS, ClipWriter, PacketRing
 from ..sources.spec import parse_source
 from .event import Event
 
 log = logging.getLogger(__name__)
 
-AROUND = 0.5
-"""Widest margin of a crop around a box, as a share of the box's larger side."""
-QUALITY = 85
+RESPITE_SECONDS = 600.0
+"""For how long evidence stays of which a reload has said that none is kept."""
 KEPT = {"picture": ".jpg", "clip": ".mp4"}
 """Kinds of evidence and their suffixes."""
 SUFFIXES = tuple(KEPT.values())
@@ -50,33 +48,6 @@ PART = ".part"
 """Suffix of half-written files."""
 FULL_SHARE = 0.9
 """Share of the limit to which a full folder is reduced, so that it is not read for each picture."""
-
-
-def render(event: Event) -> bytes:
-    """Return the JPEG of an event: the frame, or the box with its surroundings.
-
-    The box is in the middle; near the edge of the frame the surroundings are smaller.
-
-    Raises:
-        SampleError: it cannot be encoded.
-    """
-    assert event.picture is not None  # noqa: S101 - the caller's business
-    picture = event.picture
-    box = event.facts.get("box")
-    if event.crop and box is not None:
-        picture = crop(picture, box)
-    return jpeg(picture, QUALITY)
-
-
-def crop(picture: Array, box: tuple[float, float, float, float]) -> Array:
-    """Crop a picture (height, width, 3) to a box and its surroundings, with the box centered."""
-    height, width = picture.shape[:2]
-    x1, y1 = min(max(0, round(box[0])), width - 1), min(max(0, round(box[1])), height - 1)
-    x2, y2 = max(min(width, round(box[2])), x1 + 1), max(min(height, round(box[3])), y1 + 1)
-    around = round(AROUND * max(x2 - x1, y2 - y1))
-    left = min(around, x1, width - x2)
-    top = min(around, y1, height - y2)
-    return picture[y1 - top : y2 + top, x1 - left : x2 + left]
 
 
 _File = tuple[int, int, str]
@@ -349,12 +320,36 @@ class _Recording:
         return self.folder / f".{self.event}{KEPT['clip']}{PART}"
 
 
+class Allowance:
+    """What of the evidence the settings allow."""
+
+    def __init__(self, evidence: Evidence) -> None:
+        self._evidence = evidence
+        self._some = False
+        self._none_since = inf
+
+    def follow(self, keep_mb: int) -> None:
+        """Remove what is beyond `keep_mb`; all of it only once a reload has said so for a while.
+
+        A settings file that is not whole at that moment says 0, too.
+        """
+        now = time.monotonic()
+        if keep_mb > 0:
+            self._some, self._none_since = True, inf
+        elif self._some and self._none_since == inf:
+            self._none_since = now
+            log.warning("evidence: keep_mb is 0: what is kept is removed in 10 minutes")
+        if not now < self._none_since + RESPITE_SECONDS < inf:
+            self._evidence.limit(keep_mb)
+
+
 class Clips:
     """Writes the clips of events in a thread, started with the first clip."""
 
     def __init__(self, evidence: Evidence, settings: Callable[[], Settings]) -> None:
         """Set up without recording; *settings* returns the current settings."""
         self.evidence = evidence
+        self.allowance = Allowance(evidence)
         self._settings = settings
         self._known: Settings | None = None
         self._recordings: dict[str, _Recording] = {}

@@ -639,7 +639,8 @@ def test_what_a_source_reads_is_not_published_on() -> None:
 
 def test_pictures_are_kept_up_to_the_limit_and_the_oldest_go_first(tmp_path: Path) -> None:
     """A crop has its box in the middle, at the edge of the frame, too."""
-    from edge_agent.rules.evidence import Evidence, crop
+    from edge_agent.rules.evidence import Evidence
+    from edge_agent.rules.rendering import crop
 
     picture = np.arange(100 * 100, dtype=np.int64).reshape(100, 100)
     box = (10.0, 60.0, 30.0, 90.0)

@@ -18,7 +18,7 @@ from edge_agent.config.settings import Evidence as EvidenceSettings
 from edge_agent.config.settings import Pipeline, Settings
 from edge_agent.rules.dispatcher import LATE_HINT, MOST_PICTURES, EventQueue, Queued
 from edge_agent.rules.event import Event
-from edge_agent.rules.evidence import MOST, Clips, Evidence
+from edge_agent.rules.evidence import MOST, Allowance, Clips, Evidence
 from edge_agent.sources.packet_ring import PACKETS
 from edge_agent.sources.spec import parse_source
 from tests.helpers.no_threads import without_threads
@@ -194,6 +194,24 @@ def test_a_limit_that_was_lowered_holds_from_the_start_on(
     dispatcher.close()
     dispatcher.run()
     assert len(files(tmp_path / "evidence")) == left
+
+
+def test_a_settings_file_that_is_not_whole_for_a_moment_removes_no_evidence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An empty one was read by a reload: all pictures and clips were gone, without a word."""
+    evidence = Evidence(tmp_path)
+    evidence.keep("p", "e-1", PICTURE, 2)
+    allowance = Allowance(evidence)
+    for keep_mb in (2, 0, 0, 2):
+        allowance.follow(keep_mb)
+        evidence.close(PATIENCE)
+    assert files(tmp_path) == ["e-1.jpg"]
+    monkeypatch.setattr("edge_agent.rules.evidence.RESPITE_SECONDS", 0)
+    for _ in range(2):
+        allowance.follow(0)
+        evidence.close(PATIENCE)
+    assert files(tmp_path) == []
 
 
 def test_pictures_that_a_power_cut_has_emptied_are_gone(tmp_path: Path) -> None:
