@@ -25,9 +25,8 @@ from ..core.logs import ANSWER, Latch
 from .barrier import BARRIER_SECONDS
 from .connecting import Reconnect
 from .connection import ALL, Connection, Hooks, ReceivedMessage, Refusal, Will, is_acknowledged
-from .hang_ups import settle
-from .message import Channel, Message
-from .outbox import Answered, Outbox
+from .message import Answered, Channel, Message
+from .outbox import Outbox
 from .retained import Retained
 from .subscribing import Subscribing
 from .subscriptions import Feeds
@@ -417,7 +416,8 @@ class Client:
 
     def _serve(self, connection: Connection) -> None:
         """Publish status and waiting messages; serve the connection until lost or replaced."""
-        if self._outbox.hang_ups.careful and not settle(connection, self._is_interrupted):
+        hang_ups = self._outbox.hang_ups
+        if hang_ups.careful and not hang_ups.settle(connection, self._is_interrupted):
             return
         with self._lock:
             reason = "reconnected" if self._connects else "started"

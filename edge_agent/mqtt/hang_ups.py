@@ -7,10 +7,14 @@ at first, then all is published at QoS 1, one message at a time, the first one b
 it ends right after others were acknowledged, it has ended over the one message in flight.
 
 A network whose connections do not last is like that, too: what takes longest is in flight whenever
-one ends. So a topic over which connections end again and again, with no other loss in between, is
-held back: nothing is lost yet. If the connection without it ends as well, the network is at fault,
-and the topic is published again. If it lasts, the topic is tried once more: only if that ends it,
-the broker does not take the message.
+one ends. So a topic is only suspected at first, and the next connection begins with it, after
+another pause. If connections end over it again and again, it is held back: nothing is lost yet. If
+a connection has lasted without it, it is tried once more: only if that ends it, the broker does not
+take the message.
+
+Whatever contradicts this, such as an end over nothing or a suspect that the broker takes, forgives
+all suspects and makes connections normal again, each time for longer: on a bad network careful
+ones, which bring less over, are rare.
 
 Callers hold the client's lock.
 """
@@ -22,11 +26,13 @@ import time
 from collections.abc import Callable
 
 from .connection import UNSPECIFIED, Connection
+from .message import Answered
 
 log = logging.getLogger(__name__)
 
 SETTLE = 2.0
-"""Seconds that a careful connection is idle first: one that a bad network breaks ends then, too."""
+"""Seconds that a careful connection is idle first: one that a bad network breaks ends then, too.
+More for each end over a message, so that the same one is not in flight after the same time."""
 SHORTLY = 5.0
 """Longest time between a message and the end of the connection over it, seconds."""
 CAREFUL_SECONDS = 10.0
@@ -35,14 +41,20 @@ CONTROL_SECONDS = 30.0
 """How long a connection must last without what is held back, seconds."""
 SHORT_LIVED = 30.0
 CAREFUL_AFTER = 2
-"""Short-lived connections in a row after which the next ones are careful."""
+"""Short-lived connections in a row after which the next ones are careful, at first."""
+MOST_PATIENCE = 32
+"""The same after careful ones have shown, again and again, that the network is at fault."""
 PROOF = 4
 """Careful connections in a row that end over a message until its topic is held back; one more that
 has lasted without it, and it is shut out."""
+DIFFERENT = 3
+"""Topics over which one connection each has ended, and none again: the network is at fault."""
 SHUT_OUT_SECONDS = 3600.0
 MARGIN = 64
 """Bytes by which copies of a message may differ, such as by its age."""
 MOST_TOPICS = 100
+MOST_HELD, MOST_HELD_BYTES = 100, 4 * 2**20
+"""Limits of what is held back and kept nowhere else, without retained messages."""
 
 OVER_MESSAGE = -1
 """A code of our own for the end of a connection over a message."""
@@ -58,26 +70,23 @@ class HangUps:
     def __init__(self) -> None:
         self._short_lived = 0
         """Short-lived connections in a row."""
+        self._patience = CAREFUL_AFTER
+        """How many make the next one careful."""
         self._suspects: dict[str, tuple[int, int]] = {}
-        """By topic: the size of a message and how many careful connections have ended over it; from
-        PROOF on, it is held back."""
+        """By topic: the size of a message and how many careful connections have ended over it."""
+        self.held: set[str] = set()
+        """Topics that are held back until a connection has lasted without them."""
         self._shut_out: dict[str, tuple[int, float]] = {}
         """By topic: the size from which on messages are not published, and until when."""
 
     @property
     def careful(self) -> bool:
         """Whether the next connection must be careful."""
-        return self._short_lived >= CAREFUL_AFTER
+        return self._short_lived >= self._patience
 
-    @property
-    def suspends(self) -> bool:
-        """Whether any topic is held back."""
-        return any(times >= PROOF for _, times in self._suspects.values())
-
-    def holds_back(self, topic: str) -> bool:
-        """Whether a topic is held back until a connection has lasted without it."""
-        _, times = self._suspects.get(topic, (0, 0))
-        return times >= PROOF
+    def suspects(self, topic: str) -> bool:
+        """Whether a careful connection has ended over a topic."""
+        return topic in self._suspects
 
     def why_not(self, topic: str, size: int) -> str | None:
         """Return why a message must not be published; None: it may."""
@@ -87,11 +96,13 @@ class HangUps:
             return None
         return None if size < least - MARGIN else explain(least)
 
-    def acknowledged(self, topic: str, size: int) -> None:
-        """Record that the broker has answered a message: it is none over which it hangs up."""
+    def acknowledged(self, topic: str, size: int) -> bool:
+        """Record that the broker has answered a message; return whether that forgives all."""
         suspect, _ = self._suspects.get(topic, (0, 0))
-        if self._suspects and size >= suspect - MARGIN:
-            self._suspects.pop(topic, None)
+        if topic not in self._suspects or size < suspect - MARGIN:
+            return False
+        self.forgive()
+        return True
 
     def ended_careful(
         self, connection: Connection, alone: tuple[float, str, int] | None, taken_at: float
@@ -101,16 +112,20 @@ class HangUps:
         *alone*: when the one in flight was published, its topic and size; *taken_at*: when the one
         before was acknowledged, monotonic seconds, 0 if there was none.
         """
-        if alone is None or not taken_at or connection.code not in _HANG_UPS:
-            self.reset()
+        now = time.monotonic()
+        over = taken_at and connection.code in _HANG_UPS
+        if alone is None or not over or now - max(alone[0], taken_at) > SHORTLY:
+            self.forgive()
             return None
-        since, topic, size = alone
-        if time.monotonic() - max(since, taken_at) > SHORTLY:
-            self.reset()
-            return None
+        _, topic, size = alone
         connection.code = OVER_MESSAGE
         connection.reason = f"closed right after a message on {topic} ({size} bytes)"
-        if not self._is_proof(topic, size):
+        proof = self._is_proof(topic, size)
+        self.held.update(each for each, (_, times) in self._suspects.items() if times >= PROOF)
+        ends = self._ends()
+        if len(ends) >= DIFFERENT and max(ends) == 1:
+            self.forgive()
+        if not proof:
             return None
         why = explain(size)
         log.warning("%s: not published for an hour: %s", topic, why)
@@ -130,39 +145,87 @@ class HangUps:
         if times <= PROOF:
             return False
         del self._suspects[topic]
+        self._patience = CAREFUL_AFTER
         self._shut_out.pop(topic, None)  # the latest last
         self._shut_out[topic] = suspect, time.monotonic() + SHUT_OUT_SECONDS
         _bound(self._shut_out)
         return True
 
+    def _ends(self) -> list[int]:
+        """Return how many careful connections have ended over each suspect that is not held."""
+        return [times for topic, (_, times) in self._suspects.items() if topic not in self.held]
+
     def ended(self, code: int, lasted: float) -> None:
         """Record that a connection ended, but over no message that is known."""
-        self.absolve()
-        short = code in _HANG_UPS and lasted < SHORT_LIVED
-        self._short_lived = self._short_lived + 1 if short else 0
+        if self._suspects:
+            self.forgive()
+        elif lasted >= SHORT_LIVED:
+            self._short_lived, self._patience = 0, CAREFUL_AFTER
+        else:
+            self._short_lived = self._short_lived + 1 if code in _HANG_UPS else 0
 
-    def reset(self) -> None:
-        """Record that there is no reason to be careful: the network or the broker is at fault."""
+    def forgive(self) -> None:
+        """Record that nothing is to be found out: connections are normal again, for longer."""
         self.absolve()
         self._short_lived = 0
+        self._patience = min(2 * self._patience, MOST_PATIENCE)
 
     def absolve(self) -> None:
         """Suspect no message any more: something else is at fault, too."""
         self._suspects.clear()
+        self.held.clear()
 
     def forget(self) -> None:
         """Try everything again: the settings have changed."""
-        self.reset()
+        self.absolve()
+        self._short_lived, self._patience = 0, CAREFUL_AFTER
         self._shut_out.clear()
 
+    def settle(self, connection: Connection, interrupted: Callable[[], bool]) -> bool:
+        """Leave a careful connection idle for a while; return whether it is there afterwards."""
+        ends = max(self._ends(), default=0)
+        until = time.monotonic() + SETTLE * (1 + ends / 2)
+        while time.monotonic() < until:
+            if connection.gone.wait(SETTLE / 10) or interrupted():
+                return False
+        return True
 
-def settle(connection: Connection, interrupted: Callable[[], bool]) -> bool:
-    """Leave a careful connection idle for a while; return whether it is there afterwards."""
-    until = time.monotonic() + SETTLE
-    while time.monotonic() < until:
-        if connection.gone.wait(SETTLE / 10) or interrupted():
-            return False
-    return True
+
+class HeldBack:
+    """Messages that are held back: how to publish each, and its answer."""
+
+    def __init__(self) -> None:
+        self._kept: dict[object, tuple[Callable[[], object], Answered | None]] = {}
+        self._sizes: list[int] = []
+        """Those of messages that are kept nowhere else, bytes."""
+
+    def keep(
+        self, key: object, size: int, again: Callable[[], object], answered: Answered | None = None
+    ) -> bool:
+        """Keep a message that *again* publishes; return whether there was room.
+
+        *key*: only the latest with it is kept, without a limit; None: it is kept nowhere else.
+        """
+        if key is None:
+            if len(self._sizes) >= MOST_HELD or sum(self._sizes) + size > MOST_HELD_BYTES:
+                return False
+            self._sizes.append(size)
+        self._kept.pop(key, None)  # it goes behind what is older
+        self._kept[key or object()] = again, answered
+        return True
+
+    def publish(self) -> None:
+        """Publish all, and keep none."""
+        kept, self._kept, self._sizes = self._kept, {}, []
+        for again, _ in kept.values():
+            again()
+
+    def drop(self, why: str) -> None:
+        """Keep none, because of *why*."""
+        kept, self._kept, self._sizes = self._kept, {}, []
+        for _, answered in reversed(kept.values()):  # each may be put back before the others
+            if answered is not None:
+                answered(why)
 
 
 def explain(size: int) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from math import inf
 from typing import TYPE_CHECKING
 
@@ -111,11 +111,13 @@ class Batch:
 
 
 class Series:
-    """The series of which a message may wait, so that the next one has to wait behind it."""
+    """What has to wait: behind a message of its series that may wait, or for its topic."""
 
     def __init__(self) -> None:
         self.earlier = False
         """Whether an earlier run may have left messages that are not looked at yet."""
+        self.held: Collection[str] = ()
+        """Topics that are not published yet: what waits on them is left aside."""
         self._waiting: set[str] = set()
 
     def follows(self, message: Message) -> bool:
@@ -163,7 +165,7 @@ class Inflight:  # noqa: PLR0904 - one for each event of a message
         """Whether the disk cannot be read at present; messages in memory do not wait for it."""
         self.series = Series()
         self._sent: dict[int, InflightMessage] = {}
-        """Messages in flight, by message id on the present connection; negative: held back."""
+        """Messages in flight, by message id on the present connection."""
         self._waiting: deque[InflightMessage] = deque()
         self._sent_bytes = self._waiting_bytes = 0
         self._left = 0
@@ -181,13 +183,16 @@ class Inflight:  # noqa: PLR0904 - one for each event of a message
     @property
     def has_waiting(self) -> bool:
         """Whether `take` can return a message now or once the disk is read."""
-        return bool(self.loaded or self._waiting) or self.first_on_disk_only() is not None
+        return bool(self.loaded or self._next()) or self.first_on_disk_only() is not None
 
     def must_wait(self, message: Message) -> bool:
-        """Whether a message would overtake an older one of its series if it were published now.
+        """Whether a message must not be published yet: its topic is held, or it would overtake.
 
-        So may a copy of one of an earlier run, whose series are not known here.
+        It would overtake an older one of its series; so may a copy of one of an earlier run, whose
+        series are not known here.
         """
+        if message.topic in self.series.held:
+            return True
         return self.series.follows(message) and (self.has_waiting or self.series.earlier)
 
     @property
@@ -198,7 +203,7 @@ class Inflight:  # noqa: PLR0904 - one for each event of a message
     @property
     def copies(self) -> int:
         """Number of replayed messages in flight."""
-        return sum(entry.message.replayed for mid, entry in self._sent.items() if mid > 0)
+        return sum(entry.message.replayed for entry in self._sent.values())
 
     def add(self, message: Message) -> InflightMessage:
         """Accept a message; a call of `enqueue` or `sent` must follow."""
@@ -235,28 +240,31 @@ class Inflight:  # noqa: PLR0904 - one for each event of a message
         """
         if self.loaded:
             return self.loaded.popleft()
-        first = self._waiting[0].message if self._waiting else None
+        entry = self._next()
+        first = None if entry is None else entry.message
         held = self.series.earlier and first is not None and first.replayed and first.series
         if held or self.first_on_disk_only() is not None:
             self.on_work()
             if not self.unreadable:
                 return None
-        return self._take_waiting()
+        return self._take_waiting(entry)
 
     def take_unsent(self) -> InflightMessage | None:
         """Remove and return the oldest message in memory if it is not a copy and may precede them.
 
         `sent` or `drop` must follow.
         """
-        if not self._waiting or self._waiting[0].message.replayed:
-            return None
-        return self._take_waiting()
+        entry = self._next()
+        return None if entry is None or entry.message.replayed else self._take_waiting(entry)
 
-    def _take_waiting(self) -> InflightMessage | None:
-        if not self._waiting:
-            return None
-        entry = self._waiting.popleft()
-        self._waiting_bytes -= entry.size
+    def _next(self) -> InflightMessage | None:
+        """Return the oldest waiting message in memory that may be published."""
+        return next((e for e in self._waiting if e.message.topic not in self.series.held), None)
+
+    def _take_waiting(self, entry: InflightMessage | None) -> InflightMessage | None:
+        if entry is not None:
+            self._waiting.remove(entry)
+            self._waiting_bytes -= entry.size
         return entry
 
     def sent(self, mid: int, entry: InflightMessage) -> None:
@@ -265,16 +273,6 @@ class Inflight:  # noqa: PLR0904 - one for each event of a message
         self.series.sent(entry.message)
         self._sent[mid] = entry
         self._sent_bytes += entry.size
-
-    def hold_back(self, entry: InflightMessage) -> None:
-        """Keep a message until `release` or the end of the connection, as if it were in flight."""
-        self.sent(min((0, *self._sent)) - 1, entry)
-
-    def release(self) -> list[InflightMessage]:
-        """Remove and return what is held back; `sent` or `drop` must follow."""
-        released = [self._sent.pop(mid) for mid in list(self._sent) if mid < 0]
-        self._sent_bytes -= sum(entry.size for entry in released)
-        return released
 
     def acknowledged(self, mid: int, *, refused: bool = False) -> None:
         """Record that a message id is acknowledged, or *refused*, which counts as lost.
@@ -337,8 +335,11 @@ class Inflight:  # noqa: PLR0904 - one for each event of a message
         return any(now - entry.message.encoded_at > OVERDUE for entry in first)
 
     def first_on_disk_only(self) -> Batch | None:
-        """Find the oldest batch with messages that are not in memory."""
-        return next((batch for batch in self.batches.values() if batch.on_disk_only), None)
+        """Find the oldest batch with messages that are not in memory and may be published."""
+        for batch in self.batches.values():
+            if batch.on_disk_only and batch.row.topic not in self.series.held:
+                return batch
+        return None
 
     def adopt(self, rows: Iterable[Row]) -> None:
         """Take over the messages of an earlier run, whose pipeline counts ended with it."""
@@ -419,12 +420,22 @@ class Inflight:  # noqa: PLR0904 - one for each event of a message
         """Drop the oldest of the least important messages in memory; return whether there was one.
 
         Lossless pipelines wait for credit instead, so their messages are few and never dropped.
+        What is on held topics takes no room from others.
         """
+        if self.series.held:
+            held = [each for each in self._waiting if each.message.topic in self.series.held]
+            if self._drop_one(held):
+                return True
+            if len(self._waiting) <= 2 * ROOM and any(entry.saving for entry in held):
+                return False
+        return self._drop_one(self._waiting)
+
+    def _drop_one(self, waiting: Iterable[InflightMessage]) -> bool:
         for event in (False, True):
             # What is being written leaves memory soon: no event goes in its place.
             if event and len(self._waiting) <= 2 * ROOM and any(e.saving for e in self._waiting):
                 return False
-            for entry in self._waiting:
+            for entry in waiting:
                 message = entry.message
                 if message.event != event or (message.channel.lossless and not event):
                     continue

@@ -23,6 +23,11 @@ spooled: QoS 1. Kept in memory, later on disk, until the broker acknowledges the
 """
 
 
+Answered = Callable[[str | None], object]
+"""Called once with None when the broker has a message, or with the reason why it has not. Must
+neither wait nor publish, because the client is locked."""
+
+
 @dataclass(slots=True, eq=False)
 class Channel:
     """The results of one pipeline: their delivery and their counts."""

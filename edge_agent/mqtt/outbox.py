@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -18,9 +18,9 @@ from typing import Any
 from .barrier import Barrier
 from .connection import Connection, Refusal, is_acknowledged
 from .diagnose import NOT_AUTHORIZED
-from .hang_ups import CAREFUL_SECONDS, CONTROL_SECONDS, HangUps
+from .hang_ups import CAREFUL_SECONDS, CONTROL_SECONDS, HangUps, HeldBack
 from .inflight import Inflight, InflightMessage
-from .message import Channel, Message
+from .message import Answered, Channel, Message
 
 log = logging.getLogger(__name__)
 
@@ -29,16 +29,14 @@ HELD = 100
 OUTSTANDING = 1000
 """Most messages in flight; further ones are refused and counted: paho would queue them without
 limit when its socket is blocked."""
+QUEUED, QUEUED_BYTES = 100, 4 * 2**20
+"""The same for a careful connection, which takes one after another."""
 REPLAY = 10
 """Most copies in flight, and most copies published by one `publish_waiting`.
 paho sends 20 messages at a time and queues the rest, so live ones are sent at once."""
 QUOTA_EXCEEDED = 0x97
 BROKEN = "the connection broke before the broker acknowledged it"
 CROWDED = "too many messages are in flight to the broker"
-
-Answered = Callable[[str | None], object]
-"""Called once with None when the broker has a message, or with the reason why it has not. Must
-neither wait nor publish, because the client is locked."""
 
 
 @dataclass(slots=True)
@@ -47,10 +45,7 @@ class _Flight:
 
     since: float = field(default_factory=time.monotonic)
     """When it began, or its trial of what is held back; monotonic seconds."""
-    trial: bool = False
-    """Whether it has lasted without what is held back (`hang_ups`), so that this is published."""
-    held: list[tuple[Callable[[], object], Answered | None]] = field(default_factory=list)
-    """How to publish each message that is held back and kept nowhere else, and its answer."""
+    held: HeldBack = field(default_factory=HeldBack)
     window: int | None = None
     """How many messages may be unacknowledged once it is no longer careful (`hang_ups`); None: it
     is not."""
@@ -81,6 +76,7 @@ class Outbox:
         self.channels: list[Channel] = []
         self.inflight = Inflight()
         self.hang_ups = HangUps()
+        self.inflight.series.held = self.hang_ups.held
         self.refused = 0
         """Messages not published: more than the broker takes, or too many in flight."""
         self.unauthorized = 0
@@ -151,14 +147,18 @@ class Outbox:
         why = self._why_not(connection, topic, len(payload))
         if why is not None:
             pass
-        elif bounded and self._too_many():
+        elif topic in self.hang_ups.held:
+            again = partial(self.publish, topic, payload, qos, retain=retain, about=about)
+            again = partial(again, answered=answered)
+            key = topic if retain and answered is None else None
+            if (retain or qos) and self._flight.held.keep(key, len(payload), again, answered):
+                return
+            self.refused += 1
+            why = CROWDED
+        elif bounded and self._too_many(qos):
             why = CROWDED
         elif retain and not payload and not connection.abilities.retain:
             why = "the broker keeps no retained messages, so there is none to clear"
-        elif self._is_held_back(topic):
-            again = partial(self.publish, topic, payload, qos, retain=retain, about=about)
-            self._flight.held.append((partial(again, answered=answered), answered if qos else None))
-            return
         else:
             receipt = self._pass(connection, topic, payload, qos, retain=retain, about=about)
             if qos and answered is not None:
@@ -181,12 +181,8 @@ class Outbox:
         requester's mistake and not a problem of this device.
         """
         connection = self.connection
-        if connection is None:
+        if connection is None or topic in self.hang_ups.held:
             self._replies.append((topic, payload, correlation, foreign))
-        elif self._is_held_back(topic):
-            again = partial(self.publish_reply, topic, payload, correlation, foreign=foreign)
-            if not self._too_many():
-                self._flight.held.append((again, None))
         elif not self._why_not(connection, topic, len(payload) + len(correlation or b"")):
             receipt = self._pass(connection, topic, payload, 1, correlation=correlation)
             if foreign:
@@ -250,7 +246,9 @@ class Outbox:
         careful = flight.window is not None and flight.awaited
         if self.connection is not None and not careful and flight.queued not in flight.awaited:
             # It would say that what is held back has arrived.
-            complete = [c for c in self.channels if not self._held_back_of(c)]
+            complete, held = self.channels, self.hang_ups.held
+            if held:
+                complete = [c for c in complete if all(m.topic not in held for m in c.unconfirmed)]
             self._barrier.request(self.connection, complete)
 
     # Events of the connection
@@ -264,11 +262,10 @@ class Outbox:
         if self.hang_ups.careful and connection.abilities.qos:
             self._flight.window = connection.exchange_window(1)
         self.publish(*status, 1, retain=True)
-        for topic, payload in self._retained.items():
-            self.publish(topic, payload, 1, retain=True)
-        while self._replies:
-            topic, payload, correlation, foreign = self._replies.popleft()
-            self.publish_reply(topic, payload, correlation, foreign=foreign)
+        # With a suspect first, a connection that the network breaks soon acquits it.
+        for topic in sorted(self._retained, key=self.hang_ups.suspects, reverse=True):
+            self.publish(topic, self._retained[topic], 1, retain=True)
+        self._publish_replies()
         while self._held:
             self._publish_message(connection, self._held.popleft())
         self.inflight.connected()
@@ -285,16 +282,11 @@ class Outbox:
     def disconnected(self) -> None:
         """Keep messages in flight for the next connection."""
         if self.connection is None:  # it was to be careful, but did not last until then
-            self.hang_ups.reset()
+            self.hang_ups.forgive()
         elif self.connection.gone.is_set():
             self._find_culprit(self.connection)
         self.connection = None
-        held, self._flight.held = self._flight.held, []
-        for again, answer in reversed(held):
-            if answer is not None:
-                answer(BROKEN)
-            else:
-                again()
+        self._flight.held.drop(BROKEN)
         unanswered, self._flight.answered = self._flight.answered, {}
         for answered in reversed(unanswered.values()):  # each may be put back before the others
             answered(BROKEN)
@@ -308,10 +300,10 @@ class Outbox:
             self.connection.give_up(f"it refuses messages for the moment: {refusal.reason}")
             return
         published = self._flight.awaited.pop(mid, None)
-        topic = "an unknown topic"
+        topic, forgiven = "an unknown topic", False
         if published is not None:
             since, topic, size = published
-            self.hang_ups.acknowledged(topic, size)
+            forgiven = self.hang_ups.acknowledged(topic, size)
             self._flight.acknowledged = max(self._flight.acknowledged, since)
             self._flight.heard_at = time.monotonic()
             self._forget_cleared(topic)
@@ -326,6 +318,9 @@ class Outbox:
             if self.unauthorized == 1:
                 self.forbidden = f"{topic}: {_reason(refusal)}"
                 log.warning("broker: refused a message of this device on %s", self.forbidden)
+        if forgiven:
+            self.hurry()
+            self._publish_held()
 
     def _forget_cleared(self, topic: str) -> None:
         """Forget a retained topic that is cleared, once the broker has answered all about it."""
@@ -334,49 +329,38 @@ class Outbox:
             del self._retained[topic]
 
     def hurry(self) -> None:
-        """Publish as usual from now on, also in a careful connection: it is about to end."""
+        """Publish as usual from now on, also in a careful connection."""
         if (window := self._flight.window) is not None and self.connection is not None:
             self.connection.exchange_window(window)
             self._flight.window = None
 
     def relax(self) -> None:
         """Publish as usual if a careful connection has lasted, and later also what is held back."""
-        flight, connection = self._flight, self.connection
+        flight, connection, held = self._flight, self.connection, self.hang_ups.held
         if connection is None:
             return
         lasted = time.monotonic() - flight.since
         if flight.window is not None and lasted > CAREFUL_SECONDS:
-            connection.exchange_window(flight.window)
-            flight.window = None
-            if flight.trial or not self.hang_ups.suspends:
-                self.hang_ups.reset()  # nothing needs to be found out
+            self.hurry()
+            if not held:
+                self.hang_ups.forgive()
         others_arrive = flight.heard_at > flight.since
-        if self.hang_ups.suspends and lasted > CONTROL_SECONDS and others_arrive:
-            self._try_held_back(connection)
+        if held and lasted > CONTROL_SECONDS and others_arrive:
+            # One message at a time: the connection has lasted without.
+            self.hurry()
+            flight.window, flight.since = connection.exchange_window(1), time.monotonic()
+            held.clear()
+            self._publish_held()
 
-    def _try_held_back(self, connection: Connection) -> None:
-        """Publish what is held back, one message at a time: the connection has lasted without."""
-        flight = self._flight
-        unconfirmed = [message for c in self.channels for message in self._held_back_of(c)]
-        flight.trial, flight.since = True, time.monotonic()
-        flight.window = connection.exchange_window(1)
-        held, flight.held = flight.held, []
-        for again, _ in held:
-            again()
-        for entry in self.inflight.release():
-            self._publish_message(connection, entry.message, entry)
-        for message in unconfirmed:
-            self._publish_message(connection, message)
+    def _publish_held(self) -> None:
+        """Publish what was held back; the spooled messages among it follow in their turn."""
+        self._flight.held.publish()
+        self._publish_replies()
 
-    def _is_held_back(self, topic: str) -> bool:
-        """Whether messages on a topic wait until the connection has lasted without them."""
-        return self.hang_ups.holds_back(topic) and not self._flight.trial
-
-    def _held_back_of(self, channel: Channel) -> list[Message]:
-        """Return the unconfirmed messages of a channel that are held back."""
-        if not self.hang_ups.suspends:
-            return []
-        return [each for each in channel.unconfirmed if self._is_held_back(each.topic)]
+    def _publish_replies(self) -> None:
+        for _ in range(len(self._replies)):
+            topic, payload, correlation, foreign = self._replies.popleft()
+            self.publish_reply(topic, payload, correlation, foreign=foreign)
 
     def _find_culprit(self, connection: Connection) -> None:
         """Find out whether the broker has ended the connection over a message."""
@@ -401,7 +385,8 @@ class Outbox:
         self, connection: Connection, topic: str, payload: bytes, qos: int, **options: Any
     ) -> Any:
         """Pass a message to the connection; return its receipt."""
-        if qos == 0 and self._flight.window is None:
+        flight = self._flight
+        if qos == 0 and flight.window is None and flight.queued not in flight.awaited:
             receipt = connection.publish(topic, payload, qos, **options)
             self._flight.unwritten.append(receipt)
             self._forget_written()
@@ -421,20 +406,18 @@ class Outbox:
         """Publish a result or event; *entry* belongs to spooled delivery."""
         channel = message.channel
         payload = message.payload()
-        bounded = channel.delivery == "live"
-        held_back = self._is_held_back(message.topic)
+        live, held = channel.delivery == "live", message.topic in self.hang_ups.held
         why = self._why_not(connection, message.topic, len(payload))
-        if why or (bounded and (held_back or self._too_many())):
+        if why or (live and (held or self._too_many(0))):
             if entry is not None:
                 self.inflight.drop(entry)
             else:
                 channel.lost += 1
             return
-        if held_back:
+        if held:  # of a lossless source: spooled ones are not taken
             message.replayed = True  # newer ones go first
             message.encode_to_wait()
-            if entry is not None:
-                self.inflight.hold_back(entry)
+            self._flight.held.keep(message, 0, partial(self._publish_message, connection, message))
             return
         receipt = self._pass(connection, message.topic, payload, channel.qos)
         self.replayed += message.replayed
@@ -448,14 +431,17 @@ class Outbox:
 
     def _has_room(self) -> bool:
         """Whether a spooled message may be published now rather than wait."""
-        return self.inflight.has_room and self._outstanding < OUTSTANDING
+        return self.inflight.has_room and not self._is_full
 
     @property
-    def _outstanding(self) -> int:
-        """Number of messages neither acknowledged nor, at QoS 0, written, or held back."""
+    def _is_full(self) -> bool:
+        """Whether too many messages are neither acknowledged nor, at QoS 0, written."""
         self._forget_written()
-        flight = self._flight
-        return len(flight.awaited) + len(flight.unwritten) + len(flight.held)
+        awaited = self._flight.awaited
+        if self._flight.window is None:
+            return len(awaited) + len(self._flight.unwritten) >= OUTSTANDING
+        size = sum(size for _, _, size in awaited.values())
+        return len(awaited) >= QUEUED or size >= QUEUED_BYTES
 
     def _forget_written(self) -> None:
         unwritten = self._flight.unwritten
@@ -483,11 +469,16 @@ class Outbox:
             )
         return f"{size} bytes are more than the broker accepts"
 
-    def _too_many(self) -> bool:
-        if self._outstanding < OUTSTANDING:
-            return False
-        self.refused += 1
-        return True
+    def _too_many(self, qos: int) -> bool:
+        """Whether a message finds no room, which is counted.
+
+        One of QoS 0 finds none as long as it would overtake those that a careful connection has
+        left behind.
+        """
+        flight = self._flight
+        overtakes = not qos and flight.window is None and flight.queued in flight.awaited
+        self.refused += (too_many := overtakes or self._is_full)
+        return too_many
 
 
 def _reason(refusal: Refusal) -> str:

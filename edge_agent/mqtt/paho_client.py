@@ -291,10 +291,12 @@ def limit_inflight(client: Client, most: int | None) -> None:
 def exchange_window(client: Client, most: int) -> int:
     """Set how many messages of QoS 1 may be unacknowledged; return the former number.
 
-    paho queues the others. More of them are only sent with the next acknowledgment.
+    paho queues the others. Those that may be sent are, at once: what is published next would
+    overtake them otherwise.
     """
-    former = client.max_inflight_messages
-    client._max_inflight_messages = most  # noqa: SLF001 - see `limit_inflight`
+    with client._out_message_mutex:  # noqa: SLF001 - see `limit_inflight`
+        former, client._max_inflight_messages = client.max_inflight_messages, most  # noqa: SLF001
+        client._update_inflight()  # noqa: SLF001
     return former
 
 

@@ -25,7 +25,8 @@ from ..core.text import redact
 from ..core.threads import start_thread
 from ..core.web import exchange
 from ..mqtt import payloads
-from ..mqtt.outbox import BROKEN, CROWDED, Answered
+from ..mqtt.message import Answered
+from ..mqtt.outbox import BROKEN, CROWDED
 
 T = TypeVar("T")
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from edge_agent.config.rules import Action
-from edge_agent.mqtt import hang_ups, outbox
+from edge_agent.mqtt import hang_ups, inflight, outbox
 from edge_agent.mqtt.client import Client
 from edge_agent.mqtt.message import CREDIT
 from edge_agent.rules import actions
@@ -36,6 +36,9 @@ class Hanging:
         self.connections = 0
         self.breaks_at_barrier = False
         """Whether the next connection ends that asks what has arrived, once it is answered."""
+        self.rounds = 0
+        """After how many acknowledgments at once each connection ends, instead of another; 0: none
+        does."""
         self.taken: list[tuple[str, bytes]] = []
         self._hangs_up = hangs_up
         self._server = socket.create_server(("127.0.0.1", 0))
@@ -57,12 +60,15 @@ class Hanging:
                     continue
 
     def _talk(self, wire: socket.socket) -> None:
-        owed = b""
+        owed, rounds = b"", 0
         wire.settimeout(0.02)
         while True:
             try:
                 first = wire.recv(1, socket.MSG_PEEK)
             except TimeoutError:
+                rounds += bool(owed)
+                if self.rounds and rounds > self.rounds:
+                    return
                 wire.sendall(owed)
                 owed = b""
                 continue
@@ -75,7 +81,8 @@ class Hanging:
                     wire.sendall(b"\x20\x03\x00\x00\x00" if newest else b"\x20\x02\x00\x00")
                 case 3:
                     at = 2 + int.from_bytes(body[:2], "big")
-                    topic, payload = body[2:at].decode(), body[at + 2 + newest :]
+                    topic, begin = body[2:at].decode(), at + newest + (2 if kind & 6 else 0)
+                    payload = body[begin:]
                     words = self._hangs_up(topic, payload)
                     if words is not None:
                         wire.sendall(words)
@@ -447,4 +454,154 @@ def test_an_action_that_ends_every_connection_is_given_up(
 
     wait_until(is_given_up, "the end of it")
     assert acting.undone() == []
+    broker.close()
+
+
+def test_where_no_connection_lasts_nothing_is_held_back_and_all_arrives(
+    run: Callable[[Client], Client], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each careful one was used up by the same retained topics, and no event arrived any more."""
+    broker = Hanging(lambda *_: None)
+    broker.rounds = 8
+    client = make_client(broker.url)
+    channel = client.open_channel("belt", qos=1, lossless=False)
+    for number in range(30):
+        client.publish_retained(f"edge/box/pipeline/{number}", b"{}")
+    run(client)
+    for number in range(60):
+        client.publish_message(message(channel, number, event=True))
+        wait_until(lambda: not channel.pending, "the acknowledgment")
+    assert broker.connections > 2 * hang_ups.CAREFUL_AFTER
+    assert "held back" not in caplog.text
+    assert (channel.lost, client.counters().unauthorized) == (0, 0)
+    broker.close()
+
+
+class Held:
+    """A client of which a topic is held back, which the broker takes after all."""
+
+    def __init__(
+        self,
+        run: Callable[[Client], Client],
+        caplog: pytest.LogCaptureFixture,
+        part: str,
+        spool: Path | None = None,
+    ) -> None:
+        """Hang up over topics with that *part* until they are held back."""
+        left = iter([b""] * (hang_ups.CAREFUL_AFTER + hang_ups.PROOF))
+        self.broker = Hanging(lambda topic, _: next(left, None) if part in topic else None)
+        self.client = make_client(self.broker.url, spool=spool)
+        self._caplog = caplog
+        self._run = run
+
+    def begin(self, offend: Callable[[], object]) -> None:
+        """Connect, and *offend* again and again until the topic is held back."""
+        self._run(self.client)
+
+        def is_held() -> bool:
+            if "held back" not in self._caplog.text:
+                offend()
+                return False
+            return self.client.connected
+
+        wait_until(is_held, "the topic to be held back", 60)
+
+
+def test_snapshots_that_are_held_back_are_dropped_and_take_no_room(
+    run: Callable[[Client], Client],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """They filled the memory, and then all else was refused."""
+    monkeypatch.setattr(outbox, "CONTROL_SECONDS", 60.0)
+    held = Held(run, caplog, "/snapshot/")
+    client, broker = held.client, held.broker
+    channel = client.open_channel("belt", qos=0, lossless=False)
+    held.begin(lambda: client.publish("edge/box/snapshot/camera", b"jpeg"))
+    refused = client.counters().refused
+    for _ in range(outbox.OUTSTANDING + 1):
+        client.publish("edge/box/snapshot/camera", b"jpeg")
+    assert client.counters().refused == refused + outbox.OUTSTANDING + 1
+    client.publish_message(message(channel, 0))
+    wait_until(lambda: bool(broker.on("edge/box/result/belt")), "the result")
+    assert not broker.on("edge/box/snapshot/camera")
+    broker.close()
+
+
+def test_of_a_retained_topic_that_is_held_back_the_latest_state_is_published(
+    run: Callable[[Client], Client], caplog: pytest.LogCaptureFixture
+) -> None:
+    """All of them were, one after the other."""
+    held = Held(run, caplog, DISCOVERY)
+    held.client.publish_retained(DISCOVERY, b"0")
+    held.begin(lambda: None)
+    for number in range(1, 4):
+        held.client.publish_retained(DISCOVERY, b"%d" % number)
+    wait_until(lambda: bool(held.broker.on(DISCOVERY)), "the state", 60)
+    assert held.broker.on(DISCOVERY) == [b"3"]
+    held.broker.close()
+
+
+@pytest.mark.parametrize("on_disk", [False, True])
+def test_results_that_are_held_back_take_no_room_from_others(
+    run: Callable[[Client], Client],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    tmp_path: Path,
+    on_disk: bool,
+) -> None:
+    """They counted as in flight, and no event of another pipeline was published any more."""
+    monkeypatch.setattr(inflight, "ROOM", 100)
+    held = Held(run, caplog, "/big", tmp_path / "spool.db" if on_disk else None)
+    client, broker = held.client, held.broker
+    big, belt = (client.open_channel(name, qos=1, lossless=False) for name in ("big", "belt"))
+    client.publish_message(message(big, 0))
+    held.begin(lambda: None)
+    for number in range(1, 150):
+        client.publish_message(message(big, number))
+        if on_disk and number == 75:
+            wait_until(lambda: client.counters().on_disk == 76, "the disk")
+    client.publish_message(message(belt, 0, event=True))
+    wait_until(lambda: not belt.pending, "the event")
+    assert not broker.on("edge/box/result/big")
+    wait_until(lambda: not big.pending, "the results", 60)
+    numbers = {json.loads(payload)["n"] for payload in broker.on("edge/box/result/big")}
+    assert numbers == set(range(big.lost, 150))
+    assert big.lost == (0 if on_disk else 50)
+    broker.close()
+
+
+def test_nothing_newer_goes_past_what_a_careful_connection_has_queued(
+    run: Callable[[Client], Client], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An old state went out last, and stayed on the broker; an event ended before it began."""
+    monkeypatch.setattr(outbox, "CAREFUL_SECONDS", 0.5)
+    left = iter([b""] * hang_ups.CAREFUL_AFTER)
+    broker = Hanging(lambda *_: next(left, None))
+    client = make_client(broker.url)
+    belt = client.open_channel("belt", qos=1, lossless=False)
+    live = client.open_channel("live", qos=0, lossless=False)
+    run(client)
+    wait_until(lambda: bool(broker.on("edge/box/status")), "a connection that is careful")
+    topics = ("edge/box/source/camera", "edge/box/event/belt", "edge/box/result/live")
+    published = 0
+
+    def publish() -> bool:
+        nonlocal published
+        client.publish_retained(topics[0], b'{"n": %d}' % published)
+        client.publish_message(message(belt, published, event=True, series="one"))
+        client.publish_message(message(live, published))
+        published += 1
+        return client._outbox._flight.window is None
+
+    wait_until(publish, "the end of care")
+    for _ in range(3):
+        publish()
+    wait_until(lambda: not belt.pending, "the last event")
+    client.publish_message(message(live, published))
+    wait_until(lambda: b'{"n": %d}' % published in broker.on(topics[2]), "the last result")
+    for topic in topics:
+        numbers = [json.loads(payload)["n"] for payload in broker.on(topic)]
+        assert numbers == sorted(numbers)
+    assert broker.on(topics[0])[-1] == b'{"n": %d}' % (published - 1)
     broker.close()

@@ -11,7 +11,8 @@ from typing import Any
 from edge_agent.config.asks import Ask
 from edge_agent.config.rules import Action
 from edge_agent.config.settings import Settings
-from edge_agent.mqtt.outbox import CROWDED, Answered
+from edge_agent.mqtt.message import Answered
+from edge_agent.mqtt.outbox import CROWDED
 from edge_agent.rules.actions import Actions
 from edge_agent.rules.asking import Asking
 from edge_agent.rules.event import Event
