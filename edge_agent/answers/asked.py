@@ -282,7 +282,11 @@ class AskedModels:
         try:
             folder = queue.folder if queue.closed else self._find(asked)
         except ModelError:
-            return  # none is live: the loaded one stays
+            place = queue.folder.path
+            stored = place.is_relative_to(self._catalog.store.models)
+            if asked.arm.version is not None and stored and not place.exists():
+                self._forget(asked, queue)  # it has been rejected
+            return  # else none is live: the loaded one stays
         if folder.path == queue.folder.path:
             asked.renewing = None
         elif not queue.closed:
@@ -295,12 +299,15 @@ class AskedModels:
             folder.path != queue.folder.path
             and not (engines.may_stand_beside(folder) and engines.budget.fits_beside(folder))
         ):
-            with self._lock:
-                self._models.pop(asked.route, None)  # the next question loads it
-            queue.close()
+            self._forget(asked, queue)  # the next question loads it
         elif folder.path not in {queue.folder.path, asked.renewing}:
             asked.renewing = folder.path
             self._runner.threads.spawn("loader", partial(self._renew, asked, queue), patient=True)
+
+    def _forget(self, asked: Asked, queue: GeneratorProcess) -> None:
+        with self._lock:
+            self._models.pop(asked.route, None)
+        queue.close()
 
     def _renew(self, asked: Asked, queue: GeneratorProcess) -> None:
         fresh = Asked(asked.name, asked.route, asked.of)

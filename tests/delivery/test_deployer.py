@@ -698,6 +698,88 @@ def test_a_pinned_version_does_not_serve_before_its_trial_is_over(
     assert one.listener.wait_state(one.topic("reply", "late"), id="late")["model"] == "level@2"
 
 
+@pytest.mark.parametrize("way", ["added", "killed"])
+def test_what_a_start_finds_untried_serves_no_pin_before_its_trial_is_over(
+    box: Boxes, tmp_path: Path, way: str
+) -> None:
+    """It served at once, and went on when it was rejected; health was ok."""
+    one = box(
+        trial={"min_agreement": 0.9, "shadow_frames": 30},
+        pipelines=[{"name": "door", "model": "level"}, {"name": "pinned", "model": "level@2"}],
+    )
+    assert one.agent.stop() == 0
+    bad, config = package(tmp_path, "2", best=2), ["--config", str(one.agent.config)]
+    if way == "added":
+        assert run_cli("add", str(tmp_path / "2"), *config).returncode == 0
+    else:
+        one.agent.environ["EDGE_AGENT_FAULT"] = "commit.done"
+        one.agent.restart()
+        with PlainSender(one.broker.port, one.device, bad) as sender:
+            sender.offer()
+            one.agent.wait()
+        del one.agent.environ["EDGE_AGENT_FAULT"]
+    one.agent.restart()
+    why = one.wait_settled(outcome="rejected", version="2")["last"]["why"]
+    assert "shadow: agrees on 0% of 30" in why
+    one.results_go_on("1")
+    assert not one.listener.on(one.topic("result", "pinned"))
+    assert one.health()["why"] == ["model level@2: not found; there is 1"]
+    assert one.agent.stop() == 0
+    model_folder(tmp_path / "better" / "2", "2", best=0, seed=11)
+    assert run_cli("add", str(tmp_path / "better" / "2"), *config).returncode == 0
+    one.agent.restart()
+    one.wait_settled(outcome="live", version="2")
+    one.results_go_on("2", "pinned")
+
+
+def test_what_a_start_finds_untried_and_damaged_says_so(box: Boxes, tmp_path: Path) -> None:
+    """It waits for no trial that never comes; a mended one is tried at the next start."""
+    one = box(
+        pipelines=[{"name": "door", "model": "level"}, {"name": "pinned", "model": "level@2"}],
+    )
+    assert one.agent.stop() == 0
+    folder = model_folder(tmp_path / "2", "2", best=2)
+    assert run_cli("add", str(folder), "--config", str(one.agent.config)).returncode == 0
+    network = one.state / "models" / "level" / "2" / "model.onnx"
+    whole = network.read_bytes()
+    network.write_bytes(whole[:-1])
+    one.agent.restart()
+    state = one.wait_settled(outcome="rejected", version="2")
+    assert "model.onnx has changed on the disk" in state["last"]["why"]
+    assert any("model.onnx has changed on the disk" in why for why in one.health()["why"])
+    assert read(network.parents[1]).trial is None
+    assert one.agent.stop() == 0
+    network.write_bytes(whole)
+    one.agent.restart()
+    one.wait_settled(outcome="live", version="2")
+    one.results_go_on("2", "pinned")
+
+
+def test_a_version_that_a_pipeline_has_loaded_ends_with_its_rejection(
+    box: Boxes, tmp_path: Path
+) -> None:
+    """Its files were gone, and it served from memory until the next start."""
+    one = box(
+        trial={"probation_s": 60},
+        pipelines=[{"name": "door", "model": "level"}, {"name": "pinned", "model": "level@3"}],
+    )
+    assert deliver(one, tmp_path, "2", best=2)["state"] == "probation"
+    assert one.agent.stop() == 0
+    failing(tmp_path, "3")
+    added = run_cli("add", str(tmp_path / "3"), "--config", str(one.agent.config))
+    assert added.returncode == 0, added.stderr
+    one.agent.restart()
+    one.listener.wait_for(
+        lambda _h: "model level@3 is live as level@3" in one.agent.words(), "the pin to be loaded"
+    )
+    one.listener.wait_for(
+        lambda _h: one.model().get("last", {}).get("outcome") == "rejected", "its rejection"
+    )
+    assert one.stored()["level"] == {"2"}
+    said = "model level@3: not found; there is 2, 1"
+    one.listener.wait_for(lambda _h: said in one.health()["why"], "what it waits for")
+
+
 def test_a_version_that_may_be_asked_stays(box: Boxes, tmp_path: Path) -> None:
     """Also before anybody has asked: it was deleted, and every question failed from then on."""
     one = box(

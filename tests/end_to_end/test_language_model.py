@@ -6,6 +6,7 @@ import json
 import signal
 from collections import Counter
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from edge_agent.config.settings import Settings
 from edge_agent.core.errors import EngineError
 from edge_agent.inference.engines.generator_process import WORKER
 from edge_agent.models.manifest import load
+from edge_agent.models.store.store import Store
 from edge_agent.serving.budget import MemoryBudget
 from tests.helpers.language_model import language_model
 from tests.helpers.processes import children_of
@@ -267,6 +269,47 @@ def test_a_reload_leaves_a_language_model_alone_that_only_events_ask(
     heard.wait_state(f"{D}/result/other", model="light@1")
     assert children_of(running.process.pid, WORKER) == before != []
     assert running.stop() == 0
+
+
+def test_a_pinned_language_model_ends_when_its_files_are_removed_from_the_store(
+    tmp_path: Path,
+    broker: Mosquitto,
+    listen: Callable[..., Listener],
+    agent: Callable[..., AgentProcess],
+) -> None:
+    """So does one that was asked before its trial, and rejected; its process went on answering."""
+    heard = listen(broker.port)
+    running = agent(
+        agent_settings(
+            "box",
+            broker.url,
+            [],
+            engine="auto",
+            infer={"models": ["tiny@1"], "per_s": 1000},
+            text={"kv_cache_mb": 4, "max_tokens": 5},
+            trust={"allow_unsigned": True},
+            trial={"probation_s": 0},
+        )
+    )
+    by_hand = ("--device", "box", "--broker", broker.url)
+    heard.wait_state(f"{D}/status", state="online")
+    assert call_cli("push", str(language_model(tmp_path / "tiny")), *by_hand).code == 0
+    numbers = count()
+
+    def ask() -> dict[str, Any]:
+        topic = f"tiny/q{next(numbers)}"
+        heard.publish(f"{D}/in/infer/{topic}", '{"prompt": "hello"}')
+        reply = f"{D}/reply/{topic.removeprefix('tiny/')}"
+        found: dict[str, Any] = heard.wait_for(lambda _: heard.last(reply), reply)
+        return found
+
+    assert ask()["model"] == "tiny@1"
+    store = Store(running.folder / "state")
+    with store.locked():
+        store.discard("tiny", "1")
+    wait_until(lambda: not ask()["ok"], "a refusal")
+    assert "tiny" in ask()["error"]
+    assert not children_of(running.process.pid, WORKER)
 
 
 def test_a_language_model_above_the_budget_is_refused(tmp_path: Path) -> None:

@@ -19,6 +19,8 @@ from ...core.state_file import only_looking
 from ...core.types import Kind
 from ...inference.prepared.artifact import FOLDER
 from ...models.store.catalog import Catalog
+from ...models.store.pointers import same_version
+from ...models.store.store import untried
 from ...serving.planned_model import PlannedModel
 from ...sources.spec import parse_source
 from ..inventory import Inventory
@@ -71,6 +73,9 @@ def _arms(settings: Settings, *, lazy: bool) -> Iterator[tuple[Arm, Kind]]:
 def _planned(inventory: Inventory, catalog: Catalog, arm: Arm, kind: Kind) -> PlannedModel | None:
     """Return how to load a model at once; None: only in the usual way."""
     loader, engines = inventory.loader, inventory.loader.engines
+    waits = untried(inventory.store, arm.name) if arm.version else None
+    if arm.version and waits and same_version(waits, arm.version):
+        return None  # its trial is first
     try:
         folder = catalog.find(arm.name, arm.version)
         if arm.version is None and catalog.stands_in(folder) is not None:

@@ -211,6 +211,10 @@ class Deployer:
                 folder = candidate.install()
         except AgentError as problem:
             candidate.on_installed()
+            on_trial = self._swap.store.pointers(candidate.name).on_trial
+            if on_trial is not None and same_version(on_trial, candidate.version):
+                self._ledger.clear_mark(candidate.name, candidate.version)  # it is of a start
+                self._swap.active.load_all()  # says what is wrong with it
             self._ledger.finish(candidate, "rejected", str(problem))
             return None
         candidate.name, candidate.version = folder.manifest.name, folder.manifest.version
@@ -283,11 +287,19 @@ class Deployer:
 
     def _reject(self, candidate: Candidate, why: str) -> None:
         """Remove a candidate from the store, and record and publish the reason."""
+        name, version, active = candidate.name, candidate.version, self._swap.active
         with self._swap.changing:
             self._ledger.remove(candidate)
-            self._ledger.discard(candidate.name, candidate.version, why)
+            place = self._swap.store.path(name, version)
+            self._ledger.discard(name, version, why)
+            gone: list[Model] = []
+            if not self._swap.store.accepted(name, version):
+                # A pipeline that names it may have loaded it before its trial began.
+                gone = active.unload(lambda _serving, model: model.folder.path == place)
         # It may have hidden the same version in another place.
-        self._swap.active.load_all()
+        active.load_all()
+        for model in gone:
+            active.retire(model)
         self._ledger.finish(candidate, "rejected", why)
 
     def _retire(self, models: dict[Kind, Model]) -> None:

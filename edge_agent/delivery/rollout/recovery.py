@@ -11,13 +11,15 @@ Transfers are resumed by `receive.router`.
 from __future__ import annotations
 
 import logging
+import time
 from dataclasses import replace
 
 from ...core.errors import ModelError
 from ...core.files import fault
 from ...core.flight_recorder import PreviousCrash
-from ...models.store.pointers import CANCELED, ROLLED_BACK, same_version
+from ...models.store.pointers import CANCELED, ROLLED_BACK, WAITING, same_version
 from ...models.store.pointers import Trial as Mark
+from ...models.store.store import untried
 from .acceptance import bounds_of
 from .ledger import Candidate
 from .swap import Swap
@@ -40,8 +42,8 @@ class Recovery:
         for name in self._swap.store.names():
             mark = self._swap.store.pointers(name).trial
             try:
-                if mark is None:
-                    found += self._untried(name)
+                if mark is None or mark.phase == WAITING:
+                    found += self._mark_untried(name, mark)
                 elif mark.phase == ROLLED_BACK:
                     self._record_undone(name, mark, mark.why or "by an earlier run")
                 elif mark.phase == CANCELED:
@@ -60,9 +62,16 @@ class Recovery:
 
     def _untried(self, name: str) -> list[Candidate]:
         """Return what is in the store but was never tried: from `add`, or just before a crash."""
-        versions = self._swap.store.versions(name)
-        untried = [v for v in versions if not self._swap.store.accepted(name, v)]
-        return [self._stored(name, version) for version in untried[-1:]]
+        version = untried(self._swap.store, name)
+        return [] if version is None else [self._stored(name, version)]
+
+    def _mark_untried(self, name: str, mark: Mark | None) -> list[Candidate]:
+        """Return what `_untried` does, after marking it, so that it serves no pin meanwhile."""
+        found = self._untried(name)
+        if found or mark is not None:
+            waits = Mark(found[0].version, WAITING, time.time()) if found else None
+            self._swap.store.set_trial(name, waits)
+        return found
 
     def _try_again(self, name: str, mark: Mark, last: PreviousCrash | None) -> list[Candidate]:
         """Restart a trial interrupted by the end of the agent, unless it caused that.

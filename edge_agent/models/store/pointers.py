@@ -28,6 +28,9 @@ ROLLED_BACK = "rolled-back"
 CANCELED = "canceled"
 """Phase of a candidate that a command has canceled, until that outcome is recorded."""
 
+WAITING = "verifying"
+"""Phase of a version that a start has found untried, until its trial begins."""
+
 
 def same_version(one: str, other: str) -> bool:
     """Whether two versions are equal: "2" equals "2.0"."""
@@ -40,7 +43,8 @@ class Trial:
 
     version: str
     phase: str
-    """preparing, trial, shadow, or probation, as in the model topic; ROLLED_BACK; or CANCELED."""
+    """preparing, trial, shadow, or probation, as in the model topic; WAITING; ROLLED_BACK; or
+    CANCELED."""
     since: float
     """Wall-clock time, seconds since 1970."""
     starts: int = 0

@@ -423,3 +423,9 @@ class Store:
             except BlockingIOError:
                 return True
             return False
+
+
+def untried(store: Store, name: str) -> str | None:
+    """Return the version that the next start tries: the highest that has not been accepted."""
+    versions = reversed(store.versions(name))
+    return next((each for each in versions if not store.accepted(name, each)), None)
