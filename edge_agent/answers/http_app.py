@@ -77,7 +77,7 @@ class _Guard:
                 more["WWW-Authenticate"] = "Bearer"
         elif origin and origin.partition("://")[2] != host:
             why = "the request comes from a web page of elsewhere; for those set http.token"
-        elif "." in host and not is_local(host) and (scope.get("server") or ("", None))[1]:
+        elif host and not is_local(host) and (scope.get("server") or ("", None))[1]:
             why = f"{host!r} is not this machine; ask localhost, or set http.token"
         if why:
             refusal = JSONResponse(_wrong(scope["path"], status, why), status, more)

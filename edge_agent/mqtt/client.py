@@ -207,6 +207,7 @@ class Client:
         its answer waits for the next connection. *foreign*: the requester has chosen the topic.
         """
         with self._lock:
+            self._process_events()
             self._outbox.publish_reply(topic, payload, correlation, foreign=foreign)
 
     def publish_message(self, message: Message) -> None:

@@ -17,6 +17,7 @@ from ..core.frozen import record
 from ..core.json_text import read_json
 from . import paho_client
 from .declared import as_declared
+from .diagnose import ACCESS_LIST, NOT_AUTHORIZED
 from .paho_client import acknowledge_now, code_of, limit_inflight
 
 if TYPE_CHECKING:
@@ -123,6 +124,11 @@ class Refusal:
     """MQTT 5 reason code, REFUSAL or above."""
     reason: str
     """paho's text for it."""
+
+    @property
+    def words(self) -> str:
+        """The text, and where to look."""
+        return f"{self.reason} ({ACCESS_LIST})" if self.code == NOT_AUTHORIZED else self.reason
 
 
 @record(kw_only=True)

@@ -11,14 +11,13 @@ import logging
 import time
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from .barrier import Barrier
 from .connection import Connection, Refusal, is_acknowledged
-from .diagnose import NOT_AUTHORIZED
-from .hang_ups import CAREFUL_SECONDS, CONTROL_SECONDS, HangUps, HeldBack
+from .flight import Flight
+from .hang_ups import CAREFUL_SECONDS, CONTROL_SECONDS, HangUps
 from .inflight import Inflight, InflightMessage
 from .message import Answered, Channel, Message
 
@@ -29,6 +28,8 @@ HELD = 100
 OUTSTANDING = 1000
 """Most messages in flight; further ones are refused and counted: paho would queue them without
 limit when its socket is blocked."""
+REPLIES, REPLIES_BYTES = 250, 4 * 2**20
+"""Most answers to requests among them: who asks faster than the network carries gets none."""
 QUEUED, QUEUED_BYTES = 100, 4 * 2**20
 """The same for a careful connection, which takes one after another."""
 REPLAY = 10
@@ -37,34 +38,6 @@ paho sends 20 messages at a time and queues the rest, so live ones are sent at o
 QUOTA_EXCEEDED = 0x97
 BROKEN = "the connection broke before the broker acknowledged it"
 CROWDED = "too many messages are in flight to the broker"
-
-
-@dataclass(slots=True)
-class _Flight:
-    """State of the present connection, which ends with it."""
-
-    since: float = field(default_factory=time.monotonic)
-    """When it began, or its trial of what is held back; monotonic seconds."""
-    held: HeldBack = field(default_factory=HeldBack)
-    window: int | None = None
-    """How many messages may be unacknowledged once it is no longer careful (`hang_ups`); None: it
-    is not."""
-    queued: int = 0
-    """Id of the last message of QoS 0 that was published at QoS 1, and so waits its turn."""
-    awaited: dict[int, tuple[float, str, int]] = field(default_factory=dict)
-    """When each QoS 1 message without an acknowledgment was published, monotonic seconds, its
-    topic, and its size, by id."""
-    acknowledged: float = 0.0
-    """When the latest message with an acknowledgment was published."""
-    heard_at: float = 0.0
-    """When the last acknowledgment came."""
-    unwritten: deque[Any] = field(default_factory=deque)
-    """Receipts of QoS 0, starting with the first not known to be written to the socket."""
-    answered: dict[int, Answered] = field(default_factory=dict)
-    """What to call with the answer to a QoS 1 message, by id; a refusal of others is a problem of
-    this device."""
-    too_large: set[str] = field(default_factory=set)
-    """Topics of messages that were too large for the connection, logged once each."""
 
 
 class Outbox:
@@ -87,7 +60,7 @@ class Outbox:
         """Messages published as possible copies."""
         self._lost = 0
         self._was_connected = False
-        self._flight = _Flight()
+        self._flight = Flight()
         self._barrier = Barrier(barrier_topic)
         self._retained: dict[str, bytes] = {}
         self._held: deque[Message] = deque()
@@ -170,7 +143,11 @@ class Outbox:
     def publish_retained(self, topic: str, payload: bytes) -> None:
         """Publish retained, again over every new connection; an empty payload clears the topic."""
         self._retained[topic] = payload
-        self.publish(topic, payload, 1, retain=True)
+        flight = self._flight
+        if len(flight.awaited) >= QUEUED and flight.awaits(topic):
+            flight.newer.add(topic)  # the latest goes once those before are answered
+        else:
+            self.publish(topic, payload, 1, retain=True)
 
     def publish_reply(
         self, topic: str, payload: bytes, correlation: bytes | None, *, foreign: bool = False
@@ -180,13 +157,14 @@ class Outbox:
         On a *foreign* topic, which the requester has chosen, a refusal by the broker is the
         requester's mistake and not a problem of this device.
         """
-        connection = self.connection
+        connection, size = self.connection, len(payload) + len(correlation or b"")
         if connection is None or topic in self.hang_ups.held:
             self._replies.append((topic, payload, correlation, foreign))
-        elif not self._why_not(connection, topic, len(payload) + len(correlation or b"")):
+        elif not self._why_not(connection, topic, size) and not self._too_many_replies(size):
             receipt = self._pass(connection, topic, payload, 1, correlation=correlation)
+            self._flight.replies[receipt.mid] = size
             if foreign:
-                self._flight.answered[receipt.mid] = _log_refusal
+                self._flight.answered[receipt.mid] = lambda _why: None
 
     def publish_message(self, message: Message) -> None:
         """Publish a result or event with its channel's delivery."""
@@ -257,7 +235,7 @@ class Outbox:
         """Use a connection that has subscribed: publish *status*, then all waiting messages."""
         first = not self._was_connected
         self._was_connected = True
-        self._flight = _Flight()
+        self._flight = Flight()
         self.connection = connection
         if self.hang_ups.careful and connection.abilities.qos:
             self._flight.window = connection.exchange_window(1)
@@ -300,33 +278,38 @@ class Outbox:
             self.connection.give_up(f"it refuses messages for the moment: {refusal.reason}")
             return
         published = self._flight.awaited.pop(mid, None)
+        self._flight.replies.pop(mid, None)
         topic, forgiven = "an unknown topic", False
         if published is not None:
             since, topic, size = published
             forgiven = self.hang_ups.acknowledged(topic, size)
             self._flight.acknowledged = max(self._flight.acknowledged, since)
             self._flight.heard_at = time.monotonic()
-            self._forget_cleared(topic)
+            self._settle_retained(topic)
         if not self._flight.awaited and self.connection is not None:
             self.connection.hear_published(wanted=False)
         self.inflight.acknowledged(mid, refused=refusal is not None)
         answered = self._flight.answered.pop(mid, None)
         if answered is not None:
-            answered(None if refusal is None else f"the broker refuses it: {_reason(refusal)}")
+            answered(None if refusal is None else f"the broker refuses it: {refusal.words}")
         elif refusal is not None:
             self.unauthorized += 1
             if self.unauthorized == 1:
-                self.forbidden = f"{topic}: {_reason(refusal)}"
+                self.forbidden = f"{topic}: {refusal.words}"
                 log.warning("broker: refused a message of this device on %s", self.forbidden)
         if forgiven:
             self.hurry()
             self._publish_held()
 
-    def _forget_cleared(self, topic: str) -> None:
-        """Forget a retained topic that is cleared, once the broker has answered all about it."""
-        cleared = not self._retained.get(topic, b"?")
-        if cleared and all(other != topic for _, other, _ in self._flight.awaited.values()):
-            del self._retained[topic]
+    def _settle_retained(self, topic: str) -> None:
+        """Publish a newer state, or forget a cleared one, once all before it is answered."""
+        newer, cleared = topic in self._flight.newer, self._retained.get(topic) == b""
+        if (newer or cleared) and not self._flight.awaits(topic):
+            if newer:
+                self._flight.newer.discard(topic)
+                self.publish(topic, self._retained[topic], 1, retain=True)
+            else:
+                del self._retained[topic]
 
     def hurry(self) -> None:
         """Publish as usual from now on, also in a careful connection."""
@@ -469,6 +452,15 @@ class Outbox:
             )
         return f"{size} bytes are more than the broker accepts"
 
+    def _too_many_replies(self, size: int) -> bool:
+        """Whether a reply finds no room among those that wait, which is counted, and said once."""
+        waiting = self._flight.replies
+        full = len(waiting) >= REPLIES or sum(waiting.values(), size) > REPLIES_BYTES
+        self.refused += (too_many := bool(waiting) and full)
+        if self._flight.unanswered.begins(too_many):
+            log.warning("requests come faster than the network carries answers; some get none")
+        return too_many
+
     def _too_many(self, qos: int) -> bool:
         """Whether a message finds no room, which is counted.
 
@@ -479,13 +471,3 @@ class Outbox:
         overtakes = not qos and flight.window is None and flight.queued in flight.awaited
         self.refused += (too_many := overtakes or self._is_full)
         return too_many
-
-
-def _reason(refusal: Refusal) -> str:
-    hint = " (see its access list)" if refusal.code == NOT_AUTHORIZED else ""
-    return f"{refusal.reason}{hint}"
-
-
-def _log_refusal(why: str | None) -> None:
-    if why is not None:
-        log.debug("broker: no reply on a response topic: %s", why)

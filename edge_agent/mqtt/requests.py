@@ -230,6 +230,7 @@ class Requests:
         value = _cut(message.payload.decode(errors="replace"))
         words = f"set {shown(pipeline)} {shown(key)} to {shown(value)}"
         try:
+            self._memory.count_unidentified()
             done = set_bare(pipeline, key, message.payload)
         except AgentError as problem:
             log.warning("%s: refused: %s", words, _cut(str(problem)))

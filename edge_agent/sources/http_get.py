@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import errno
 import hashlib
+import math
 import re
 import secrets
 import socket
@@ -98,6 +99,8 @@ def get(url: str, name: str) -> Answer:
             raise SourceError(
                 f"{name}: {where(address)} is too slow: no answer within {SECONDS:g} s"
             ) from None
+        except UnicodeError:
+            raise SourceError(f"{name}: {where(address)} is no name of a host") from None
         except OSError as problem:
             raise SourceError(f"{name}: {unreachable(problem, address)}") from None
         if answer is None:
@@ -110,8 +113,11 @@ def get(url: str, name: str) -> Answer:
         if answer.status == 401 and login is None and user.username is not None and same:
             login = _authorization(user, parts, answer.headers.get("www-authenticate", ""))
         elif answer.status in {301, 302, 303, 307, 308} and "location" in answer.headers:
-            address, login = urljoin(address, answer.headers["location"]), None
-            scheme = urlsplit(address).scheme.lower()
+            try:
+                address, login = urljoin(address, answer.headers["location"]), None
+                scheme, _ = urlsplit(address).scheme.lower(), urlsplit(address).port
+            except ValueError:
+                raise SourceError(f"{name}: {where(url)} redirects to what is no address") from None
             if scheme not in {"http", "https"}:
                 raise SourceError(
                     f"{name}: {where(url)} redirects to {scheme[:20]}:, which is not followed from"
@@ -202,7 +208,9 @@ def body(answer: Answer, closing: threading.Event, silence: float) -> Iterator[b
 
 
 def _pieces(answer: Answer, closing: threading.Event, silence: float) -> Iterator[bytes]:
-    left = float(answer.headers.get("content-length") or "inf")
+    # A line that comes twice is joined by a comma.
+    said = answer.headers.get("content-length", "").partition(",")[0].strip()
+    left = float(said) if said.isdecimal() else math.inf
     answer.channel.settimeout(TICK)
     heard = time.monotonic()
     received = answer.begun

@@ -24,3 +24,10 @@ def test_brackets_in_strings_are_no_levels() -> None:
     text = "[" * 2 * DEPTH
     assert read_json(f'["{text}"]') == [text]
     assert read_json(str([[1]] * DEPTH * 2)) == [[1]] * DEPTH * 2
+
+
+def test_brackets_in_strings_hide_no_levels() -> None:
+    """A quick look that took away pairs took these for pairs."""
+    levels = 2 * DEPTH
+    with pytest.raises(RecursionError):
+        read_json('["]",' * levels + "1" + ',"["]' * levels)

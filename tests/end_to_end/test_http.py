@@ -528,6 +528,8 @@ def test_a_web_page_of_elsewhere_asks_and_reads_nothing(
                 f"GET {path} HTTP/1.1\r\nHost: page.example\r\nConnection: close\r\n\r\n".encode()
             )
             assert ask.raw(head).startswith(b"HTTP/1.1 403 ")
+            one_word = head.replace(b"page.example", b"page")
+            assert ask.raw(one_word).startswith(b"HTTP/1.1 403 ")
             local = head.replace(b"page.example", b"127.0.0.1:8000")
             assert ask.raw(local).startswith(b"HTTP/1.1 200 ")
 

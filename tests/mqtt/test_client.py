@@ -17,7 +17,7 @@ import pytest
 from edge_agent.mqtt import client
 from edge_agent.mqtt.client import Channel, Message
 from edge_agent.mqtt.message import CREDIT
-from edge_agent.mqtt.outbox import HELD, OUTSTANDING
+from edge_agent.mqtt.outbox import HELD, OUTSTANDING, QUEUED, REPLIES, REPLIES_BYTES
 from tests.helpers.mqtt_client import STATUS, RelayedClient, arrived, message, wait_arrived
 from tests.helpers.support import PATIENCE, Listener, Mosquitto, Relay, wait_until
 
@@ -431,6 +431,46 @@ def test_a_goodbye_that_is_not_acknowledged_leaves_the_will(
     relay.silent = True
     relayed.close()
     listener.wait_state(STATUS, state="offline", reason="lost")
+    relay.shut()
+
+
+def test_of_states_that_the_network_does_not_carry_the_latest_is_published(
+    broker: Mosquitto, listen: Listeners
+) -> None:
+    """Thousands of former ones were sent one after the other, and all else waited for them."""
+    relay = _Silent(broker.port)
+    relayed = RelayedClient(relay)
+    relayed.start()
+    relayed.up()
+    listener = listen(broker.port)
+    for number in range(20 * QUEUED):
+        relayed.client.publish_retained("edge/box/config", b"%d" % number)
+    last = b"%d" % (20 * QUEUED - 1)
+    listener.wait_for(lambda heard: heard and heard[-1].payload == last, "the latest")
+    assert len(listener.heard) < 20 * QUEUED
+    relayed.close()
+    relay.shut()
+
+
+def test_answers_that_the_network_does_not_carry_keep_no_results_back(
+    broker: Mosquitto, listen: Listeners, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whoever asked faster than an uplink carries answers had filled memory, and silenced all."""
+    relay = _Silent(broker.port)
+    relayed = RelayedClient(relay)
+    channel = relayed.client.open_channel("belt", qos=0, lossless=False)
+    relayed.start()
+    relayed.up()
+    listener = listen(broker.port)
+    relay.silent = True
+    for number in range(OUTSTANDING + 100):
+        relayed.client.publish_reply(f"edge/box/reply/{number}", b"{}")
+    relayed.client.publish_reply("edge/box/reply/large", b"x" * REPLIES_BYTES)
+    relayed.send(channel, 1)
+    assert wait_arrived(listener, "belt", 1) == [1]
+    assert relayed.client.counters().refused == OUTSTANDING + 100 - REPLIES + 1
+    assert caplog.text.count("requests come faster than the network carries answers") == 1
+    relayed.close()
     relay.shut()
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -165,11 +164,11 @@ def test_a_command_as_deep_as_the_parser_takes_is_no_error_of_the_agent(
     """The log shows it from deeper in the stack, where the same depth is too much."""
     bodies = [
         b'{"id": "r%d", "name": "eve", "more": %s}' % (depth, b"[" * depth + b"]" * depth)
-        for depth in range(850, 1000)
+        for depth in (99, 101, 900, 990)
     ]
     device.handle(*((TOPICS.inbox + "/command/greet", body) for body in bodies))
-    # From Python 3.12 on, the log has room for as much as the parser takes.
-    assert re.search(r"nested too deep to show|'more' is not known", caplog.text)
+    assert caplog.text.count("'more' is not known") == 1
+    assert caplog.text.count("the payload is not a JSON object") == 3
     assert "cannot be handled" not in caplog.text
 
 

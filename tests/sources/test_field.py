@@ -624,6 +624,43 @@ def test_a_redirection_to_another_scheme_is_named(address: str, server: Server) 
         opened(server.url)
 
 
+@pytest.mark.parametrize(
+    ("address", "words"),
+    [
+        ("http://127.0.0.1:99999/", "what is no address"),
+        ("http://[::1/", "what is no address"),
+        (f"http://{'a' * 70}.example/", "no name of a host"),
+    ],
+)
+def test_a_redirection_to_no_address_is_named(address: str, words: str, server: Server) -> None:
+    """The name of an exception was said."""
+
+    def answer(request: BaseHTTPRequestHandler) -> None:
+        request.send_response(302)
+        request.send_header("Location", address)
+        request.end_headers()
+
+    server.answer = answer  # type: ignore[method-assign]
+    with pytest.raises(SourceError, match=words):
+        opened(server.url)
+
+
+def test_a_length_that_is_sent_twice_is_one(server: Server) -> None:
+    """RFC 9110, 8.6: a camera that did so was never read."""
+
+    def answer(request: BaseHTTPRequestHandler) -> None:
+        request.send_response(200)
+        request.send_header("Content-Type", "image/jpeg")
+        for _ in range(2):
+            request.send_header("Content-Length", str(len(WIDE)))
+        request.end_headers()
+        request.wfile.write(WIDE)
+
+    server.answer = answer  # type: ignore[method-assign]
+    (picture,) = take(opened(server.url), 1)
+    assert seen(picture) == UPRIGHT
+
+
 def test_size_and_codec_change_in_mid_stream(server: Server, tmp_path: Path) -> None:
     """Each picture has its own size; another codec is a loss, after which it is read anew."""
     server.media = "video/mp2t"
