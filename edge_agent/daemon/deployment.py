@@ -75,7 +75,8 @@ class Deployment:
             return
         self._runner.check_thresholds()
         active.on_change()
-        problem = unusable(active.all())
+        # What a sensor says needs no model: it goes on.
+        problem = unusable([*active.all(), *self._runner.used()])
         served = self._served.read(str) == self._origins
         if problem is None:
             if not served and any(each.model is not None for each in active.all()):

@@ -287,12 +287,12 @@ class Client:
             return self._outbox.connection is not None
 
     def leave(self, topics: list[str]) -> None:
-        """Unsubscribe from topics that `filters` no longer returns."""
+        """Unsubscribe from topics that `filters` no longer returns, and nobody reads."""
         with self._lock:
-            for topic in topics:
-                self._subscribing.leave(topic)
-            if topics and self._outbox.connection is not None:
-                self._outbox.connection.unsubscribe(topics)
+            gone = [topic for topic in topics if not self.feeds.wants(topic)]
+            self._subscribing.leave(gone)
+            if gone and self._outbox.connection is not None:
+                self._outbox.connection.unsubscribe(gone)
 
     def leave_node(self, why: str) -> bool:
         """Connect to another node; return whether there is one to be left, and another."""

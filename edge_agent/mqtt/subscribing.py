@@ -54,9 +54,10 @@ class Subscribing:
         if mid is not None:  # None: the connection has just ended
             self._requests[mid] = _Request(topics, own)
 
-    def leave(self, topic: str) -> None:
-        """Forget a topic."""
-        self._refused.pop(topic, None)
+    def leave(self, topics: list[str]) -> None:
+        """Forget topics."""
+        for topic in topics:
+            self._refused.pop(topic, None)
 
     def answered(self, mid: int, refusals: tuple[Refusal | None, ...]) -> bool:
         """Handle a SUBACK and its refusals; return whether there is a new problem."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from ..core.errors import MalformedError
@@ -81,8 +81,10 @@ Put = Callable[[bytes], None]
 
 @dataclass
 class _Early:
-    """What has come of a topic that is not read yet."""
+    """What has come of a topic that not all who will read it have opened yet."""
 
+    readers: int
+    """How many there will be."""
     payloads: deque[bytes] = field(default_factory=deque)
     size: int = 0
     given_up: int = 0
@@ -94,14 +96,14 @@ class _Early:
             self.size -= len(self.payloads.popleft())
             self.given_up += 1
 
-    def pass_to(self, topic: str, put: Put) -> None:
+    def pass_to(self, topic: str, readers: tuple[Put, ...]) -> None:
         if self.given_up:
             log.warning(
                 "%s: %d messages came before it was read, and were given up", topic, self.given_up
             )
-        while self.payloads:
-            put(self.payloads.popleft())
-        self.size = self.given_up = 0
+        for payload in self.payloads:
+            for put in readers:
+                put(payload)
 
 
 class Feeds:
@@ -116,18 +118,41 @@ class Feeds:
         self._expected: frozenset[str] = frozenset()
         """Topics that brokers hold for us, also while the agent does not run."""
         self._early: dict[str, _Early] = {}
+        """Those of them that are not read by all yet."""
         self._halted = False
         self._lock = threading.Lock()
 
-    def expect(self, topics: Iterable[str]) -> None:
-        """Name the topics that brokers hold for us, in place of those named before.
+    def expect(self, readers: Mapping[str, int]) -> None:
+        """Name the topics that brokers hold for us, and how many will read each.
 
-        A broker sends what it has held once there is a connection, before anything is read: that is
-        kept here until then.
+        They replace those named before. A broker sends what it has held once there is a connection,
+        before anything is read: that is kept here until one reader has opened the topic, where
+        there is one, or until `release`.
         """
         with self._lock:
-            self._expected = frozenset(topics)
-            self._early = {topic: self._early.get(topic, _Early()) for topic in self._expected}
+            new = readers.keys() - self._expected
+            self._expected = frozenset(readers)
+            early = {topic: each for topic, each in self._early.items() if topic in readers}
+            early |= {topic: _Early(0) for topic in new if topic not in self._readers}
+            for topic, each in early.items():
+                each.readers = readers[topic]
+            self._early = early
+
+    @property
+    def unreleased(self) -> list[str]:
+        """The topics with readers of which something may be kept here."""
+        return [topic for topic in list(self._early) if topic in self._readers]
+
+    def release(self, topic: str) -> None:
+        """Pass on what has come of a topic: all who will read it have opened it."""
+        with self._lock:
+            early = self._early.pop(topic, None)
+            if early is not None:
+                early.pass_to(topic, self._readers.get(topic, ()))
+
+    def wants(self, topic: str) -> bool:
+        """Whether a topic is read, or will be."""
+        return topic in self._readers or topic in self._expected
 
     def halt(self) -> None:
         """Leave what comes from now on to the next run: the broker holds it again until then."""
@@ -141,10 +166,11 @@ class Feeds:
         """
         with self._lock:
             before = self._readers.get(topic, ())
-            early = self._early.get(topic)
-            if early is not None:
-                early.pass_to(topic, put)
             self._readers[topic] = (*before, put)
+            early = self._early.get(topic)
+            if early is not None and early.readers == 1:
+                del self._early[topic]
+                early.pass_to(topic, (put,))
             more = held and topic not in self._held
             if more:
                 self._held.add(topic)
@@ -183,16 +209,20 @@ class Feeds:
         message.ack()
         # A retained message is not a current reading.
         if not message.retained:
-            for put in readers or self._readers_or_keep(message):
+            if message.topic in self._early or readers is None:
+                readers = self._keep(message)
+            for put in readers:
                 put(message.payload)
         return True
 
-    def _readers_or_keep(self, message: ReceivedMessage) -> tuple[Put, ...]:
+    def _keep(self, message: ReceivedMessage) -> tuple[Put, ...]:
+        """Keep a message of a topic that is not read by all yet; or return who reads it now."""
         with self._lock:
-            readers, early = self._readers.get(message.topic), self._early.get(message.topic)
-            if readers is None and early is not None:
-                early.add(message.payload)
-            return readers or ()
+            early = self._early.get(message.topic)
+            if early is None:
+                return self._readers.get(message.topic, ())
+            early.add(message.payload)
+            return ()
 
 
 def _nothing(topic: str) -> None:

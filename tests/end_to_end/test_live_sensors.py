@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import tomli_w
 
-from tests.helpers.small_models import loudness
+from tests.helpers.small_models import brightness, loudness
 from tests.helpers.sound_cards import needs_alsa, write_card
 from tests.helpers.support import (
     ASSETS,
@@ -410,6 +410,48 @@ def test_a_line_that_is_pulled_out_is_lost_and_comes_back(
     started.health(
         lambda h: h["pipelines"]["press"]["dropped"]["gap"] == lost, "its window given up"
     )
+
+
+def test_a_model_that_is_damaged_does_not_end_a_sensor_beside_it(
+    box: Callable[..., Box], tmp_path: Path
+) -> None:
+    """A camera's model that was cut short ended the agent, and with it the fridge's alarm."""
+    door = brightness(tmp_path / "models" / "door")
+    (network,) = door.glob("*.onnx")
+    network.write_bytes(network.read_bytes()[:-20])
+    pipelines = [
+        {"name": "fridge", "source": "mqtt:lab/fridge", "model": "readings"},
+        {"name": "door", "source": "mqtt:lab/door", "model": "door"},
+    ]
+    one = box(*pipelines)
+    one.listener.wait_why("model.onnx: not a valid ONNX file")
+    one.listener.publish("lab/fridge", b"4.5", qos=1)
+    one.results("fridge", 1)
+
+
+def test_every_pipeline_reads_what_waited_at_the_broker(box: Callable[..., Box]) -> None:
+    """Of two on one topic, the one that was opened later had missed the beginning."""
+    pipelines = [
+        {
+            "name": name,
+            "source": "mqtt:lab/fridge?time=t",
+            "model": "readings",
+            "qos": 1,
+            "share": name == "a",
+        }
+        for name in ("a", "b", "c")
+    ]
+    one = box(*pipelines)
+    for run in range(3):
+        one.agent.signal(signal.SIGKILL)
+        one.agent.wait()
+        for number in range(100):
+            payload = json.dumps({"t": time.time(), "n": 100 * run + number})
+            one.listener.publish("lab/fridge", payload, qos=1)
+        one.agent.restart()
+        for name in ("a", "b", "c"):
+            results = one.results(name, 100 * (run + 1))
+            assert [each["values"]["n"] for each in results] == list(range(100 * (run + 1)))
 
 
 def test_readings_with_times_wait_at_the_broker_for_the_next_run(box: Callable[..., Box]) -> None:

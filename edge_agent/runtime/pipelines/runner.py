@@ -10,6 +10,7 @@ import logging
 import threading
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from math import inf
@@ -211,6 +212,7 @@ class Runner:  # noqa: PLR0904 - what commands, reload and health ask of pipelin
         self.threads.start_waiting()
         for pipeline in self.pipelines.values():
             pipeline.watch(self.threads)
+        self._release()
 
     def lanes_are_alive(self, limit: float) -> bool:
         """Whether no lane has been inside an engine for more than *limit* seconds."""
@@ -248,7 +250,16 @@ class Runner:  # noqa: PLR0904 - what commands, reload and health ask of pipelin
 
     def _expect(self) -> None:
         specs = [pipeline.spec for pipeline in self.pipelines.values()]
-        self.common.client.feeds.expect(spec.name for spec in specs if spec.held)
+        readers = Counter(spec.name for spec in specs if spec.held)
+        self.common.client.feeds.expect(readers)
+
+    def _release(self) -> None:
+        """Pass on what sensors have said by the broker before all that read it were open."""
+        feeds = self.common.client.feeds
+        for topic in feeds.unreleased:
+            held = (p for p in self.pipelines.values() if p.spec.held and p.spec.name == topic)
+            if all(pipeline.state is not None for pipeline in held):
+                feeds.release(topic)
 
     def _servings(self, settings: PipelineSettings, spec: SourceSpec) -> list[Serving]:
         """Return the servings of a pipeline's first stage."""
