@@ -163,8 +163,6 @@ class Client:
             on_problem=self._report,
         )
 
-    # Publishing
-
     def publish(
         self,
         topic: str,
@@ -178,7 +176,7 @@ class Client:
         """Publish now or never; return whether there is a connection.
 
         *about* are user properties, which need MQTT 5. *answered* is called once if there is a
-        connection and *qos* is 1.
+        connection, for QoS 0 only where it is not passed on.
         """
         with self._lock:
             self._process_events()
@@ -215,8 +213,6 @@ class Client:
         with self._lock:
             self._process_events()
             self._outbox.publish_message(message)
-
-    # Channels
 
     def open_channel(self, name: str, *, qos: int, lossless: bool) -> Channel:
         """Open a channel for the results of a pipeline."""
@@ -358,6 +354,8 @@ class Client:
         """
         with self._lock:
             connection = self._outbox.connection
+            if connection is None:  # one that is just being made is not used
+                self._closing.set()
         if connection is not None:
             self._publish_offline(connection, reason)
         self._closing.set()
@@ -381,15 +379,14 @@ class Client:
         status = self._status("offline", reason)
         with self._lock:
             self._outbox.hurry()
-        receipt = connection.publish(self._status_topic, status, 1, retain=True)
+            self._said = inf  # it is the last word
+            receipt = connection.publish(self._status_topic, status, 1, retain=True)
         deadline = time.monotonic() + OFFLINE_SECONDS
         while not (is_acknowledged(receipt) or connection.gone.wait(0.005)):
             if time.monotonic() > deadline:
                 log.warning("broker: %s", UNTOLD)
                 connection.hang_up()
                 return
-
-    # The thread
 
     def run(self) -> None:
         """Keep a connection until closed."""
@@ -421,6 +418,9 @@ class Client:
         if hang_ups.careful and not hang_ups.settle(connection, self._is_interrupted):
             return
         with self._lock:
+            if self._closing.is_set():
+                return
+            self._said = time.monotonic()
             reason = "reconnected" if self._connects else "started"
             self._connects += 1
             self._problem = None
@@ -436,7 +436,7 @@ class Client:
             for limit in self._abilities.limits():
                 log.warning("broker: %s", limit)
         inflight = self._outbox.inflight
-        pause, said = BARRIER_SECONDS, time.monotonic()
+        pause = BARRIER_SECONDS
         while not connection.gone.wait(pause):
             if self._closing.is_set():
                 return
@@ -454,8 +454,8 @@ class Client:
                 self._outbox.request_barrier()
                 self._outbox.relax()
                 self._check_acknowledgments(connection, pause)
-                if time.monotonic() - said > STATUS_SECONDS:
-                    said = time.monotonic()
+                if time.monotonic() - self._said > STATUS_SECONDS:
+                    self._said = time.monotonic()
                     self._outbox.publish(self._status_topic, status, 1, retain=True)
                 if self._subscribing.passed(connection, pause):
                     log.warning("broker: %s", self._subscribing.problem)

@@ -107,14 +107,16 @@ class Outbox:
         retain: bool = False,
         about: Mapping[str, str] | None = None,
         answered: Answered | None = None,
+        was_held: bool = False,
     ) -> None:
         """Publish now or never.
 
-        *about* are user properties; *answered* is called if there is a connection and *qos* is 1.
+        *about* are user properties; *answered* is called if there is a connection, of QoS 0 only
+        where it is not passed on. What *was_held* back finds room, and keeps its order so.
         """
         connection = self.connection
         # Retained QoS 1 state is small, rare, and must not be missing: it has no limit.
-        bounded = not (retain and qos)
+        bounded = not (was_held or (retain and qos))
         if connection is None:
             return
         why = self._why_not(connection, topic, len(payload))
@@ -122,7 +124,7 @@ class Outbox:
             pass
         elif topic in self.hang_ups.held:
             again = partial(self.publish, topic, payload, qos, retain=retain, about=about)
-            again = partial(again, answered=answered)
+            again = partial(again, answered=answered, was_held=True)
             key = topic if retain and answered is None else None
             if (retain or qos) and self._flight.held.keep(key, len(payload), again, answered):
                 return
@@ -137,7 +139,7 @@ class Outbox:
             if qos and answered is not None:
                 self._flight.answered[receipt.mid] = answered
             return
-        if qos and answered is not None:
+        if answered is not None:
             answered(why)
 
     def publish_retained(self, topic: str, payload: bytes) -> None:
@@ -391,7 +393,8 @@ class Outbox:
         payload = message.payload()
         live, held = channel.delivery == "live", message.topic in self.hang_ups.held
         why = self._why_not(connection, message.topic, len(payload))
-        if why or (live and (held or self._too_many(0))):
+        # The other places are for what is said once, as actions.
+        if why or (live and (held or self._too_many(0, share=2))):
             if entry is not None:
                 self.inflight.drop(entry)
             else:
@@ -414,17 +417,19 @@ class Outbox:
 
     def _has_room(self) -> bool:
         """Whether a spooled message may be published now rather than wait."""
-        return self.inflight.has_room and not self._is_full
+        return self.inflight.has_room and not self._is_full()
 
-    @property
-    def _is_full(self) -> bool:
-        """Whether too many messages are neither acknowledged nor, at QoS 0, written."""
+    def _is_full(self, share: int = 1) -> bool:
+        """Whether too many messages are neither acknowledged nor, at QoS 0, written.
+
+        Only one in *share* of the places in a careful connection counts.
+        """
         self._forget_written()
         awaited = self._flight.awaited
         if self._flight.window is None:
             return len(awaited) + len(self._flight.unwritten) >= OUTSTANDING
         size = sum(size for _, _, size in awaited.values())
-        return len(awaited) >= QUEUED or size >= QUEUED_BYTES
+        return len(awaited) >= QUEUED // share or size >= QUEUED_BYTES // share
 
     def _forget_written(self) -> None:
         unwritten = self._flight.unwritten
@@ -461,13 +466,13 @@ class Outbox:
             log.warning("requests come faster than the network carries answers; some get none")
         return too_many
 
-    def _too_many(self, qos: int) -> bool:
-        """Whether a message finds no room, which is counted.
+    def _too_many(self, qos: int, share: int = 1) -> bool:
+        """Whether a message finds no room, which is counted; *share* as for `_is_full`.
 
         One of QoS 0 finds none as long as it would overtake those that a careful connection has
         left behind.
         """
         flight = self._flight
         overtakes = not qos and flight.window is None and flight.queued in flight.awaited
-        self.refused += (too_many := overtakes or self._is_full)
+        self.refused += (too_many := overtakes or self._is_full(share))
         return too_many

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from ..core.errors import MalformedError
@@ -83,8 +83,6 @@ Put = Callable[[bytes], None]
 class _Early:
     """What has come of a topic that not all who will read it have opened yet."""
 
-    readers: int
-    """How many there will be."""
     payloads: deque[bytes] = field(default_factory=deque)
     size: int = 0
     given_up: int = 0
@@ -115,28 +113,28 @@ class Feeds:
         """Called when a topic gets its first reader, and when it loses its last."""
         self._readers: dict[str, tuple[Put, ...]] = {}
         self._held: set[str] = set()
-        self._expected: frozenset[str] = frozenset()
-        """Topics that brokers hold for us, also while the agent does not run."""
+        self._expected: dict[str, int] = {}
+        """How many readers those topics have, or will have, that brokers hold for us."""
         self._early: dict[str, _Early] = {}
         """Those of them that are not read by all yet."""
         self._halted = False
         self._lock = threading.Lock()
 
-    def expect(self, readers: Mapping[str, int]) -> None:
-        """Name the topics that brokers hold for us, and how many will read each.
+    def expect(self, topic: str, more: int = 1) -> None:
+        """Note that *more* readers will open a topic that brokers hold for us; -1: one fewer.
 
-        They replace those named before. A broker sends what it has held once there is a connection,
-        before anything is read: that is kept here until one reader has opened the topic, where
-        there is one, or until `release`.
+        A broker sends what it has held once there is a connection, before anything is read: that is
+        kept here until the reader has opened the topic, or of several until `release`.
         """
         with self._lock:
-            new = readers.keys() - self._expected
-            self._expected = frozenset(readers)
-            early = {topic: each for topic, each in self._early.items() if topic in readers}
-            early |= {topic: _Early(0) for topic in new if topic not in self._readers}
-            for topic, each in early.items():
-                each.readers = readers[topic]
-            self._early = early
+            before = self._expected.get(topic, 0)
+            if before + more > 0:
+                if not before and topic not in self._readers:
+                    self._early[topic] = _Early()
+                self._expected[topic] = before + more
+            else:
+                self._expected.pop(topic, None)
+                self._early.pop(topic, None)
 
     @property
     def unreleased(self) -> list[str]:
@@ -168,7 +166,7 @@ class Feeds:
             before = self._readers.get(topic, ())
             self._readers[topic] = (*before, put)
             early = self._early.get(topic)
-            if early is not None and early.readers == 1:
+            if early is not None and self._expected[topic] == 1:
                 del self._early[topic]
                 early.pass_to(topic, (put,))
             more = held and topic not in self._held

@@ -234,7 +234,7 @@ class Actions:
             if not connected:
                 self._finish(message.number)
                 self._give_up(f"publish {message.topic}: the broker was away", MESSAGES)
-            elif not action.qos:  # it is never answered
+            elif not action.qos and message.number in self._undone:  # it is not answered
                 self._succeed_message(message)
 
     def undone(self) -> list[tuple[Mapping[str, Any], Action]]:

@@ -161,6 +161,22 @@ def test_what_an_operator_decides_while_a_plan_of_the_leader_is_on_its_way_holds
         scene.close()
 
 
+def test_an_abort_by_a_clock_that_is_behind_reaches_devices(
+    tmp_path: Path, stock: Mosquitto, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It came last, but devices had seen a later plan: all said "aborted", and they went on."""
+    with Boxes(stock.port, 3) as boxes:
+        scene = Scene(tmp_path, stock, boxes)
+        scene.way.at(WAVE_2, lambda: scene.decide("aborted", -5), sent=False)
+        led = scene.lead(monkeypatch)
+        last = scene.plans()[-1]
+        assert (last.state, last.by) == ("aborted", "jo@desk"), led
+        assert last.serial == max(plan.serial for plan in scene.plans())
+        assert (led.code, "jo@desk leads it now; it is aborted" in led.err) == (1, True), led
+        scene.come_back()
+        scene.close()
+
+
 def test_the_abort_of_another_roll_out_that_a_stranger_copies_ends_no_leader(
     tmp_path: Path, stock: Mosquitto, monkeypatch: pytest.MonkeyPatch
 ) -> None:

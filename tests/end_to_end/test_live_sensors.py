@@ -454,6 +454,36 @@ def test_every_pipeline_reads_what_waited_at_the_broker(box: Callable[..., Box])
             assert [each["values"]["n"] for each in results] == list(range(100 * (run + 1)))
 
 
+def test_what_a_sensor_said_while_its_pipeline_was_off_is_not_read(
+    box: Callable[..., Box],
+) -> None:
+    """Switched off between two runs, it still took all of it, and told of it when switched on."""
+    pipeline = {"name": "fridge", "source": "mqtt:lab/fridge?time=t", "model": "readings", "qos": 1}
+    one = box(pipeline)
+
+    def say(*numbers: int) -> None:
+        for number in numbers:
+            payload = json.dumps({"t": time.time(), "n": number})
+            one.listener.publish("lab/fridge", payload, qos=1)
+
+    say(0)
+    one.results("fridge", 1)
+    assert one.agent.stop() == 0
+    text = one.agent.config.read_text()
+    one.agent.config.write_text(
+        text.replace('name = "fridge",', 'name = "fridge", enabled = false,')
+    )
+    say(1)
+    one.agent.restart()
+    one.listener.wait_for(lambda _: "not for us" in one.agent.words() or None, "the refusal")
+    one.listener.publish("edge/box/in/set/fridge/enabled", b"true")
+    one.listener.wait_for(
+        lambda _: one.agent.words().count("source of fridge: running") == 2 or None, "the source"
+    )
+    say(2)
+    assert [each["values"]["n"] for each in one.results("fridge", 2)] == [0, 2]
+
+
 def test_readings_with_times_wait_at_the_broker_for_the_next_run(box: Callable[..., Box]) -> None:
     """Killed, stopped or updated: what a sensor says meanwhile is read by the next run."""
     source = "mqtt:lab/fridge?time=t"

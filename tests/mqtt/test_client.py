@@ -434,6 +434,24 @@ def test_a_goodbye_that_is_not_acknowledged_leaves_the_will(
     relay.shut()
 
 
+def test_nothing_is_said_after_the_goodbye(
+    broker: Mosquitto, listen: Listeners, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The status is said again from time to time: that came behind it, and stayed."""
+    monkeypatch.setattr(client, "STATUS_SECONDS", 0.0)
+    relay = _Silent(broker.port)
+    relayed = RelayedClient(relay)
+    relayed.start()
+    relayed.up()
+    listener = listen(broker.port)
+    relay.silent = True
+    relayed.close()
+    listener.wait_state(STATUS, state="offline", reason="lost")
+    said = [heard.json["state"] for heard in listener.heard if heard.topic == STATUS]
+    assert "online" not in said[said.index("offline") :]
+    relay.shut()
+
+
 def test_of_states_that_the_network_does_not_carry_the_latest_is_published(
     broker: Mosquitto, listen: Listeners
 ) -> None:

@@ -605,3 +605,30 @@ def test_nothing_newer_goes_past_what_a_careful_connection_has_queued(
         assert numbers == sorted(numbers)
     assert broker.on(topics[0])[-1] == b'{"n": %d}' % (published - 1)
     broker.close()
+
+
+def test_an_action_without_a_place_is_not_said_to_be_done(
+    run: Callable[[Client], Client], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Live results had taken all places of a careful connection: it was dropped, and counted."""
+    monkeypatch.setattr(outbox, "CAREFUL_SECONDS", 60.0)
+    left = iter([b""] * hang_ups.CAREFUL_AFTER)
+    broker = Hanging(lambda *_: next(left, None))
+    client = make_client(broker.url)
+    channel = client.open_channel("belt", qos=0, lossless=False)
+    run(client)
+    wait_until(lambda: bool(broker.on("edge/box/status")), "a connection that is careful")
+    acting = Actions(client.publish, lambda: "edge")
+    for number in range(outbox.QUEUED):
+        client.publish(f"edge/box/picture/{number}", b"x")
+    acting.act(Action(publish="siren/set", payload="ON"), {"rule": "r", "state": "begin"})
+    assert (acting.done, acting.failed) == (0, 0)
+    client.publish_message(message(channel, 1))
+
+    def is_done() -> bool:
+        acting.flush()
+        return acting.done == 1
+
+    wait_until(is_done, "the action")
+    wait_until(lambda: broker.on("siren/set") == [b"ON"], "its message")
+    broker.close()

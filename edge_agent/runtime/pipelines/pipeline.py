@@ -116,9 +116,16 @@ class Pipeline:
         else:
             self.source.switch(enabled=False)
 
+    def expect(self, more: int) -> None:
+        """Have the connection keep what the broker has held for the source; -1: no more."""
+        if self.spec.held:
+            self._common.client.feeds.expect(self.spec.name, more)
+
     def apply(self, settings: PipelineSettings) -> None:
         """Apply settings that differ from the present ones in live keys, losing no frame."""
         before, self.settings = self.settings, settings
+        if settings.enabled != before.enabled:
+            self.expect(1 if settings.enabled else -1)
         stage = self._route.path.stage
         if not before.has_rules_of(settings):
             stage = self._common.stages(settings, self.spec, running=True)

@@ -10,7 +10,6 @@ import logging
 import threading
 import time
 import uuid
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from math import inf
@@ -245,13 +244,9 @@ class Runner:  # noqa: PLR0904 - what commands, reload and health ask of pipelin
         # Sequence numbers are unique within a session, even if the pipeline is replaced.
         pipeline.queue.seq = self._counted.get(settings.name, 0)
         self.pipelines[settings.name] = pipeline
-        self._expect()
+        if pipeline.settings.enabled:
+            pipeline.expect(1)
         return pipeline
-
-    def _expect(self) -> None:
-        specs = [pipeline.spec for pipeline in self.pipelines.values()]
-        readers = Counter(spec.name for spec in specs if spec.held)
-        self.common.client.feeds.expect(readers)
 
     def _release(self) -> None:
         """Pass on what sensors have said by the broker before all that read it were open."""
@@ -274,7 +269,8 @@ class Runner:  # noqa: PLR0904 - what commands, reload and health ask of pipelin
     def remove(self, name: str) -> None:
         """Stop and remove a pipeline."""
         gone = self.pipelines.pop(name)
-        self._expect()
+        if gone.settings.enabled:
+            gone.expect(-1)
         gone.stop()
         self._counted[name] = gone.queue.seq
 
