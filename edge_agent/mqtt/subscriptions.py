@@ -86,6 +86,7 @@ class _Early:
     payloads: deque[bytes] = field(default_factory=deque)
     size: int = 0
     given_up: int = 0
+    due: bool = False
 
     def add(self, payload: bytes) -> None:
         self.payloads.append(payload)
@@ -142,11 +143,23 @@ class Feeds:
         return [topic for topic in list(self._early) if topic in self._readers]
 
     def release(self, topic: str) -> None:
-        """Pass on what has come of a topic: all who will read it have opened it."""
+        """Pass on what has come of a topic, at the second call: who will read it run by then.
+
+        Pipelines that share a source open it once, and are said to run just before they do.
+        """
         with self._lock:
-            early = self._early.pop(topic, None)
-            if early is not None:
-                early.pass_to(topic, self._readers.get(topic, ()))
+            early = self._early.get(topic)
+            if early is not None and early.due:
+                self._pass_early(topic)
+            elif early is not None:
+                early.due = True
+
+    def _pass_early(self, topic: str) -> None:
+        """Do it; the caller has the lock. Until all is passed, `take` waits for that: in order."""
+        early = self._early.get(topic)
+        if early is not None:
+            early.pass_to(topic, self._readers.get(topic, ()))
+            del self._early[topic]
 
     def wants(self, topic: str) -> bool:
         """Whether a topic is read, or will be."""
@@ -165,10 +178,8 @@ class Feeds:
         with self._lock:
             before = self._readers.get(topic, ())
             self._readers[topic] = (*before, put)
-            early = self._early.get(topic)
-            if early is not None and self._expected[topic] == 1:
-                del self._early[topic]
-                early.pass_to(topic, (put,))
+            if len(self._readers[topic]) >= self._expected.get(topic, 0):
+                self._pass_early(topic)
             more = held and topic not in self._held
             if more:
                 self._held.add(topic)
@@ -199,7 +210,8 @@ class Feeds:
 
     def take(self, message: ReceivedMessage) -> bool:
         """Pass a message to the readers of its topic; False: there are none."""
-        readers, expected = self._readers.get(message.topic), message.topic in self._expected
+        early, expected = message.topic in self._early, message.topic in self._expected
+        readers = self._readers.get(message.topic)
         if readers is None and not expected:
             return False
         if expected and self._halted:
@@ -207,7 +219,7 @@ class Feeds:
         message.ack()
         # A retained message is not a current reading.
         if not message.retained:
-            if message.topic in self._early or readers is None:
+            if early or readers is None:
                 readers = self._keep(message)
             for put in readers:
                 put(message.payload)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+import threading
+
 import numpy as np
 import pytest
 
@@ -9,6 +12,7 @@ from edge_agent.core.errors import SampleError
 from edge_agent.mqtt.connection import ReceivedMessage
 from edge_agent.mqtt.subscriptions import Feeds
 from edge_agent.sources.mqtt_topic import EMPTY, Payload, TopicMessages, flaw
+from tests.helpers.support import wait_until
 
 ENDLESS = "9" * 400
 
@@ -182,3 +186,27 @@ def test_a_reading_has_one_time() -> None:
     """None, or two, are as many too few or too many, and say so."""
     with pytest.raises(SampleError, match="t: expected 1 time, found 0"):
         Payload(("v",), "t").read(b'{"v": 1, "t": []}')
+
+
+@pytest.mark.parametrize("readers", [1, 2])
+def test_what_has_waited_comes_before_what_comes(readers: int) -> None:
+    """Amid what waited, newer readings went past it, and time went back."""
+    feeds, got, over = Feeds(), list[int](), threading.Event()
+    feeds.expect("z/press", readers)
+
+    def go_on() -> None:
+        for number in itertools.count():
+            payload = b"%d" % number
+            feeds.take(ReceivedMessage("z/press", payload, False, None, None, lambda: None, 1))
+            if over.is_set():
+                return
+
+    broker = threading.Thread(target=go_on)
+    broker.start()
+    feeds.open("z/press", lambda payload: got.append(int(payload)), held=True)
+    for _ in range(2):
+        feeds.release("z/press")
+    wait_until(lambda: len(got) > 1000, "some readings")
+    over.set()
+    broker.join()
+    assert got == list(range(len(got)))
