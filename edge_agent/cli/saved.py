@@ -32,7 +32,7 @@ _TEMPLATE = """\
 #   edge-agent run --config {file}       runs it
 
 # device_id = "edge-01"       # default: the hostname
-state_dir = "state"           # what the agent keeps, beside this file
+state_dir = "state"           # what the agent keeps, beside this file; not for a service
 models_dirs = ["models"]      # each folder in it with a model.toml is a model
 
 [broker]

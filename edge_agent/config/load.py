@@ -72,15 +72,25 @@ def _why_no_file(path: Path) -> str:
 def load(file: Path | None, environ: Mapping[str, str] | None = None) -> Settings:
     """Read the settings; without *file*, only from environment and credentials."""
     env = os.environ if environ is None else environ
+    written, origins = _read(file, env)
+    settings = _absolute(written, origins, env)
+    check(settings, origins)
+    return settings
+
+
+def as_written(file: Path) -> Settings:
+    """Read the settings with all paths as they are written; only types are checked."""
+    return replace(_read(file, os.environ)[0], base=Path())
+
+
+def _read(file: Path | None, env: Mapping[str, str]) -> tuple[Settings, Origins]:
     layers = [_environment(env), _credentials(env)]
     if file is not None:
         layers.append(_Layer(read_toml(file, UsageError)))
     origins = Origins(file, layers)
     given = merged(*(layer.values for layer in layers))
     _add_keys(given, env, own="servers" in layers[0].values)
-    settings = _absolute(_validated(given, origins), origins, env)
-    check(settings, origins)
-    return settings
+    return _validated(given, origins), origins
 
 
 @record

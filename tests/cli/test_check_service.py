@@ -130,6 +130,24 @@ def test_what_the_service_may_not_read_fails(box: Box, path: str, mode: int, lin
     assert said[0].startswith(line)
 
 
+def test_an_installation_says_what_the_service_does_not_find_or_may_not_read(box: Box) -> None:
+    """It was "installed and active", and had no model and nobody's key."""
+    script = (
+        "from pathlib import Path; from edge_agent.cli.commands import install; "
+        "install.SETTINGS = Path('/srv/config.toml'); install._print_unread()"
+    )
+    done = box.run(sys.executable, "-c", script)
+    assert (done.stdout, done.stderr) == ("", "")
+    shutil.rmtree(box.place / "models")
+    (box.place / "door.pub").chmod(0o600)
+    done = box.run(sys.executable, "-c", script)
+    assert done.stdout == (
+        "note      models_dirs: /srv/models: is not there\n"
+        "note      trust.keys: /srv/door.pub: the service's user nobody may not read it; "
+        "give it the right, e.g. by chgrp and chmod g+r\n"
+    )
+
+
 def test_a_state_that_the_service_may_not_write_fails(box: Box) -> None:
     """Root may write it, and `check` says that the service may not, and what is in the way."""
     mend = "the service's user nobody may not write it; chown -R nobody: /srv/state"

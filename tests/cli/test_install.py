@@ -33,11 +33,15 @@ from edge_agent.cli.commands.installation import (
     run,
     wheel_of,
 )
+from edge_agent.cli.commands.service_user import HIDDEN
+from edge_agent.cli.saved import save
 from edge_agent.config.answers import parse_listen
 from edge_agent.config.load import load
 from edge_agent.core.bundled import constraints
 from edge_agent.core.errors import AgentError, UsageError
 from edge_agent.core.files import sync_folder
+from edge_agent.models.importing import import_model
+from edge_agent.sources.spec import parse_source
 from tests.helpers.small_disk import durable_disk
 from tests.helpers.support import CHECKOUT, call_cli
 
@@ -365,7 +369,7 @@ def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]
 
 
 def test_settings_are_judged_where_they_will_be(places: tuple[Path, Path]) -> None:
-    """Relative paths count from the folder of the service's settings, not from the operator's."""
+    """What relative paths name beside the service's settings counts, if it is there."""
     config, settings = places
     check(config, settings, PYTHON)
     assert settings.read_text() == 'device_id = "before"\n'
@@ -398,6 +402,94 @@ def test_wrong_settings_are_not_taken(places: tuple[Path, Path], wrong: str, say
     assert "\n" not in str(problem.value)
     assert settings.read_text() == 'device_id = "before"\n'
     assert {path.name for path in settings.parent.iterdir()} == {"config.toml", "tls"}
+
+
+MOVED = """
+state_dir = "state"
+models_dirs = ["models", "/opt/models", "~/more"]
+[broker]
+url = "mqtts://b"
+ca_file = "ca.pem"
+[trust]
+keys = ["push.key.pub", "trust.d"]
+[[servers]]
+name = "big"
+url = "https://big.lan/v1"
+model = "m"
+ca_file = "big.pem"
+[[pipelines]]
+name = "belt"
+source = "file:the%20clip.mp4?loop=1"
+model = "m"
+[[pipelines]]
+name = "gate"
+source = "rtsp://gate/stream"
+model = "m"
+[[pipelines]]
+name = "hall"
+source = "dir:/srv/hall"
+model = "m"
+"""
+
+
+def test_settings_that_point_elsewhere_where_the_service_reads_them_are_refused(
+    places: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They were taken, and the service ran without models, keys and clips; all is said at once."""
+    config, settings = places
+    home = config.parent
+    monkeypatch.setenv("HOME", "/home/me")
+    for name in ("models", "push.key.pub", "ca.pem", "big.pem", "the clip.mp4"):
+        (home / name).touch()
+    config.write_text(MOVED)
+    unseen = ", ".join(
+        str(each) for each in HIDDEN if home.is_relative_to(each) or each == Path("/home")
+    )
+    said = (
+        f"{config}: the service reads it in {settings.parent}, from where relative paths lead "
+        f"elsewhere; move what is below {unseen}, which the service does not see; "
+        f"write absolute paths (broker.ca_file: {home}/ca.pem, "
+        f"models_dirs: {home}/models, models_dirs: /home/me/more, trust.keys: {home}/push.key.pub, "
+        f"servers[big].ca_file: {home}/big.pem, pipeline belt source: {home}/the clip.mp4); "
+        "leave state_dir out, the service has its own"
+    )
+    for judge in (check, take):
+        with pytest.raises(UsageError) as problem:
+            judge(config, settings, PYTHON)
+        assert str(problem.value) == said
+    mended = MOVED.replace('state_dir = "state"', "").replace("file:the", f"file:{home}/the")
+    for name in ("models", "push.key.pub", "ca.pem", "big.pem"):
+        mended = mended.replace(f'"{name}"', f'"{home}/{name}"')
+    config.write_text(mended.replace("~/more", "/home/me/more"))
+    take(config, settings, PYTHON)
+    assert settings.read_bytes() == config.read_bytes()
+
+
+def test_settings_in_their_place_may_have_relative_paths(places: tuple[Path, Path]) -> None:
+    """An upgrade, and `--config` with the service's own file: nothing moves."""
+    _, settings = places
+    settings.write_text('models_dirs = ["models"]\nstate_dir = "state"\n')
+    check(settings, settings, PYTHON)
+
+
+def test_what_try_saves_can_be_installed_as_install_says(
+    places: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """It ended with "state: Read-only file system" after minutes, which led nowhere."""
+    _, settings = places
+    folder = tmp_path / "line"
+    folder.mkdir()
+    bearing = CHECKOUT / "models" / "bearing-vibration"
+    with import_model(bearing) as imported:
+        config = save(folder, imported, parse_source("csv:vibration.csv", tmp_path))
+    with pytest.raises(UsageError) as problem:
+        check(config, settings, PYTHON)
+    (models,) = re.findall(r"\(models_dirs: (\S+)\); leave state_dir out", str(problem.value))
+    assert (Path(models) / "bearing-vibration" / "model.toml").is_file()
+    text = re.sub(r"(?m)^state_dir = .*$", "", config.read_text())
+    config.write_text(text.replace('["models"]', f'["{models}"]'))
+    take(config, settings, PYTHON)
+    assert load(settings, {}).models_dirs == (models,)
 
 
 def test_settings_are_checked_by_this_version_in_an_older_environment(
@@ -474,6 +566,45 @@ def test_an_upgrade_with_wrong_settings_ends_before_it_builds(tmp_path: Path) ->
         "nothing was changed\n"
     )
     assert done.stdout == "/etc/edge-agent/config.toml\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("rat = 5\n", "rat: unknown key; "),
+        ('models_dirs = ["models"]\n', "write absolute paths (models_dirs: "),
+    ],
+)
+def test_a_first_install_with_wrong_settings_ends_before_it_builds(
+    tmp_path: Path, text: str, says: str
+) -> None:
+    """They were found wrong when the whole environment was made, or not at all."""
+    (tmp_path / "config.toml").touch()
+    (tmp_path / "mine.toml").write_text(text)
+    first = 'rm -r /etc/edge-agent; "$@" || status=$?; mkdir /etc/edge-agent; exit $status'
+    words = ("install", "--config", str(tmp_path / "mine.toml"))
+    done = run_installed(
+        tmp_path, "sh", "-ec", first, "sh", sys.executable, "-m", "edge_agent", *words
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"edge-agent: {tmp_path}/mine.toml: ")
+    assert says in done.stderr
+    assert done.stderr.endswith("; nothing was changed\n")
+    assert done.stderr.count("\n") == 1
+    assert done.stdout == ""
+
+
+def test_an_installer_without_libraries_refuses_settings_that_point_elsewhere(
+    places: tuple[Path, Path],
+) -> None:
+    """A bundle's has the standard library alone; right settings are read by that."""
+    config, settings = places
+    (settings.parent / "tls/ca.pem").unlink()
+    bare = settings.parent / "python"
+    bare.write_text(f'#!/bin/sh\nexec {PYTHON} -S "$@"\n')
+    bare.chmod(0o755)
+    with pytest.raises(UsageError, match=r"broker\.ca_file: /\S+/home/tls/ca\.pem"):
+        check(config, settings, bare)
 
 
 def test_the_skeleton_is_right(tmp_path: Path) -> None:

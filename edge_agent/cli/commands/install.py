@@ -25,7 +25,7 @@ from ...core.errors import AgentError, UsageError
 from ...core.schema import read_toml
 from ..options import Options, add_config
 from .install_bundle import EXTRAS, Bundle, open_bundle
-from .install_settings import SKELETON, check, take
+from .install_settings import FOLDERS, SKELETON, check, take
 from .installation import (
     COMMAND,
     COMPLETION,
@@ -46,6 +46,7 @@ from .installation import (
     remove_unfinished,
     run,
 )
+from .service_user import service_user
 
 UNIT = "edge-agent.service"
 RETRY = "edge-agent-retry.timer"
@@ -151,6 +152,7 @@ def _install(config: Path | None, bundle: Bundle | None, *, image: bool) -> int:
     print(f"settings  {SETTINGS}")
     print("results   edge-agent tail      log  journalctl -u edge-agent -f")
     _print_package()
+    _print_unread()
     _print_next()
     return 0
 
@@ -220,14 +222,12 @@ def _check_settings(config: Path, before: Installation | None) -> None:
     """Check the service's future settings before minutes are spent on installing.
 
     They are checked by this version's code. If neither this environment nor the previous
-    installation has the libraries for it, the new one checks later.
+    installation has the libraries to say what is wrong, the new one checks later.
     """
-    if not (config.is_file() and ETC.is_dir()):
+    if not config.is_file():
         return
     python = Path(sys.executable)
-    if find_spec("pydantic_settings") is None:
-        if before is None or not before.python.exists():
-            return
+    if find_spec("pydantic_settings") is None and before is not None and before.python.exists():
         python = before.python
     try:
         check(config, SETTINGS, python, Path(__file__).parents[3])
@@ -239,6 +239,20 @@ def _print_package() -> None:
     """Report if another version than dpkg's is installed."""
     if not by_dpkg() and (version := packaged()) is not None:
         print(f"package   dpkg has {version}, which its next upgrade replaces by its own")
+
+
+def _print_unread() -> None:
+    """Report what the settings name that the service's user does not find or may not read."""
+    from ...config.load import load
+    from ...config.paths import named_paths
+
+    user = service_user()
+    # What this environment lacks the libraries for, or cannot look at, `check` says.
+    with suppress(ModuleNotFoundError, UsageError, OSError):
+        for subject, path in named_paths(load(SETTINGS)):
+            trouble = user.trouble(path) if user is not None else None
+            if trouble is not None or not path.exists():
+                print(f"note      {subject}: {trouble or f'{path}: is not there'}")
 
 
 def _print_next() -> None:
@@ -305,7 +319,7 @@ def _set_up(config: Path | None, to: Installation) -> None:
     shutil.copyfile(source / "edge-agent.sysusers.conf", SYSUSERS)
     run("systemd-sysusers", str(SYSUSERS))
     ETC.mkdir(mode=0o755, parents=True, exist_ok=True)
-    for folder in ("trust.d", "device_profiles"):
+    for folder in FOLDERS:
         (ETC / folder).mkdir(exist_ok=True)
     if config is not None and config.resolve() != SETTINGS:
         take(config, SETTINGS, to.python)

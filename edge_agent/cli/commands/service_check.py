@@ -37,24 +37,17 @@ def check_state(report: Report, settings: Settings, file: Path | None) -> None:
 def check_service(report: Report, settings: Settings, file: Path | None) -> None:
     """Check that the installed service, which is not root, may read the files in the settings."""
     from ...config.device_profile import OWN_PROFILES
-    from ...sources.spec import parse_source
+    from ...config.paths import named_paths
 
     user = service_user()
     if user is None:
         return
-    broker = settings.broker
-    named: list[tuple[str, Path | str | None]] = [("profile", OWN_PROFILES), ("settings", file)]
-    named += [
-        (f"broker.{key}", getattr(broker, key)) for key in ("ca_file", "cert_file", "key_file")
-    ]
-    named += [("models_dirs", name) for name in settings.models_dirs]
-    named += [("trust.keys", name) for name in settings.trust.keys]
-    for pipeline in settings.pipelines:
-        spec = parse_source(pipeline.source, settings.base)
-        named.append((f"pipeline {pipeline.name} source", spec.path))
+    named = [("profile", Path(OWN_PROFILES)), *named_paths(settings)]
+    if file is not None:
+        named.insert(1, ("settings", file))
     own, fine = file is not None and user.runs(file), True
     for subject, path in named:
-        if path is not None and (trouble := user.trouble(Path(path))) is not None:
+        if (trouble := user.trouble(path)) is not None:
             report.line("FAIL" if own else "note", subject, trouble)
             fine = False
     if own and fine:

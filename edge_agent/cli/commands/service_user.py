@@ -24,6 +24,8 @@ _RUNTIME = Path("/run/systemd/system")
 _HOMES = (Path("/home"), Path("/root"), Path("/run/user"))
 _STATES = Path("/var/lib")
 _TEMPORARY = (Path("/tmp"), Path("/var/tmp"))  # noqa: S108 - hidden by the unit
+HIDDEN = (*_HOMES, *_TEMPORARY)
+"""Folders that the unit hides from the service, unless the operator has changed it."""
 _YES = frozenset({"1", "yes", "true", "on"})
 _LISTS = frozenset(
     {
