@@ -59,6 +59,8 @@ class Asked:
     """Why it could not be opened."""
     failed: tuple[Path | None, float] = (None, -inf)
     """The folder, if there was one, with which it could not be opened at last, and when."""
+    note: str | None = None
+    """Which version it stands in for, as that is damaged."""
     renewing: Path | None = None
     """The folder of another version of a language model, which is loaded in its place."""
     lost: tuple[float, str] | None = None
@@ -209,6 +211,10 @@ class AskedModels:
         folder, settings = self._find(asked), self._runner.settings
         if folder.manifest.task == "generate":
             asked.kind = "generate"
+            live = self._live(asked)
+            if live.path != folder.path:
+                asked.renewing = live.path
+                asked.note = f"{live.manifest.id}: is damaged; {folder.manifest.version} answers"
             budget = self._runner.active.loader.engines.budget
             return open_generator(folder, settings, budget, partial(self._lost, asked, folder.path))
         known = {each.kind for each in self._runner.active.servings_of(asked.name)}
@@ -224,10 +230,14 @@ class AskedModels:
     def _find(self, asked: Asked) -> ModelFolder:
         return self._runner.active.find(asked.arm.name, asked.arm.version)
 
+    def _live(self, asked: Asked) -> ModelFolder:
+        """Find the version to be asked without reading its files, which may take long."""
+        return self._catalog.find(asked.arm.name, asked.arm.version)
+
     def _path(self, asked: Asked) -> Path | None:
         """Return the folder that would be loaded, unless it is damaged; None: there is none."""
         with suppress(ModelError):
-            return self._catalog.find(asked.arm.name, asked.arm.version).path
+            return self._live(asked).path
         return None
 
     def _lost(self, asked: Asked, path: Path, why: str) -> None:
@@ -280,7 +290,7 @@ class AskedModels:
         """Load another version of a language model that is live; until then this one answers."""
         engines = self._runner.active.loader.engines
         try:
-            folder = queue.folder if queue.closed else self._find(asked)
+            folder = queue.folder if queue.closed else self._live(asked)
         except ModelError:
             place = queue.folder.path
             stored = place.is_relative_to(self._catalog.store.models)
@@ -288,8 +298,10 @@ class AskedModels:
                 self._forget(asked, queue)  # it has been rejected
             return  # else none is live: the loaded one stays
         if folder.path == queue.folder.path:
-            asked.renewing = None
-        elif not queue.closed:
+            asked.renewing = asked.note = None
+        elif folder.path == asked.renewing:
+            return  # it is being loaded, or another one stands in for it
+        else:
             try:
                 engines.budget.check(folder)
             except EngineError as problem:  # there is no room for it: the loaded one stays
@@ -300,7 +312,7 @@ class AskedModels:
             and not (engines.may_stand_beside(folder) and engines.budget.fits_beside(folder))
         ):
             self._forget(asked, queue)  # the next question loads it
-        elif folder.path not in {queue.folder.path, asked.renewing}:
+        elif folder.path != queue.folder.path:
             asked.renewing = folder.path
             self._runner.threads.spawn("loader", partial(self._renew, asked, queue), patient=True)
 
@@ -342,4 +354,5 @@ class AskedModels:
         with self._lock:
             asked = list(self._models.values())
         lost = [each.lost[1] for each in asked if each.lost is not None and each.lost[0] > since]
-        return [f"model {why}" for why in (*lost, *(a.problem for a in asked if a.problem))]
+        notes = [each.note for each in asked if each.note is not None]
+        return [f"model {why}" for why in (*lost, *notes, *(a.problem for a in asked if a.problem))]

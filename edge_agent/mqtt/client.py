@@ -414,8 +414,8 @@ class Client:
 
     def _serve(self, connection: Connection) -> None:
         """Publish status and waiting messages; serve the connection until lost or replaced."""
-        hang_ups = self._outbox.hang_ups
-        if hang_ups.careful and not hang_ups.settle(connection, self._is_interrupted):
+        careful = self._outbox.hang_ups.careful and connection.abilities.qos
+        if careful and not self._outbox.hang_ups.settle(connection, self._is_interrupted):
             return
         with self._lock:
             if self._closing.is_set():

@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Mapping
 from functools import partial
+from math import inf
 from typing import Any
 
 from .barrier import Barrier
@@ -32,6 +33,8 @@ REPLIES, REPLIES_BYTES = 250, 4 * 2**20
 """Most answers to requests among them: who asks faster than the network carries gets none."""
 QUEUED, QUEUED_BYTES = 100, 4 * 2**20
 """The same for a careful connection, which takes one after another."""
+MOST_CARE = 6
+"""How many times as long a connection may be careful, until what it has queued is acknowledged."""
 REPLAY = 10
 """Most copies in flight, and most copies published by one `publish_waiting`.
 paho sends 20 messages at a time and queues the rest, so live ones are sent at once."""
@@ -325,7 +328,10 @@ class Outbox:
         if connection is None:
             return
         lasted = time.monotonic() - flight.since
-        if flight.window is not None and lasted > CAREFUL_SECONDS:
+        # What is queued has its turn: else nothing would be known of it.
+        first = next((at for at, _, _ in flight.awaited.values()), inf)
+        tried = first - flight.since > CAREFUL_SECONDS or lasted > MOST_CARE * CAREFUL_SECONDS
+        if flight.window is not None and lasted > CAREFUL_SECONDS and tried:
             self.hurry()
             if not held:
                 self.hang_ups.forgive()

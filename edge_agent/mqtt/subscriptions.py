@@ -196,6 +196,8 @@ class Feeds:
             else:
                 gone = self._readers.pop(topic, None) is not None
                 self._held.discard(topic)
+                if topic in self._expected:
+                    self._early.setdefault(topic, _Early())  # until it is opened again
         if not left and gone and not (self._halted and topic in self._expected):
             self.on_close(topic)
 

@@ -227,8 +227,8 @@ class ActiveModels:
         """
         missing = [each for each in self.all() if each.model is None]
         wanted = [each for each in missing if not each.lazy]
-        for lazy in (each for each in missing if each.lazy and not each.crowded):
-            lazy.problem, lazy.broken = None, False  # tried again when it is needed
+        for lazy in (each for each in missing if each.lazy):  # tried again when it is needed
+            lazy.problem, lazy.broken, lazy.crowded = None, False, False
         catalog = self._catalog.now() if wanted else self._catalog  # reads all manifests, once
         for serving in wanted:
             if self._stopping():

@@ -176,6 +176,30 @@ def test_a_version_whose_process_ends_at_its_questions_fails_its_probation(
     assert talk.running.stop() == 0
 
 
+def test_a_version_that_is_damaged_on_the_disk_answers_from_memory(
+    talk: Talk, tmp_path: Path
+) -> None:
+    """Its process was ended for it, and the version before answered, with health ok."""
+    new = language_model(tmp_path / "new" / "tiny", "2", seed=2)
+    before = talk.say()
+    pushed = call_cli("push", str(new), "--device", "box", "--broker", talk.url)
+    assert pushed.code == 0, pushed.out
+    wait_until(lambda: talk.say() != before, "the second version")
+    after, child = talk.say(), talk.child
+    (weights,) = talk.running.folder.glob("state/models/tiny/2/openvino_model.bin")
+    data = bytearray(weights.read_bytes())
+    data[-1] ^= 1
+    weights.write_bytes(data)
+    heard = len(talk.heard.on(HEALTH))
+    wait_until(lambda: len(talk.heard.on(HEALTH)) > heard + 3, "some seconds")
+    assert (talk.say(), talk.child.pid) == (after, child.pid)
+    child.kill()
+    wait_until(lambda: not child.is_running(), "the end of its process")
+    assert talk.say() == before
+    talk.heard.wait_why("model tiny@2: is damaged; 1 answers")
+    assert talk.running.stop() == 0
+
+
 def test_a_stop_of_the_service_lets_an_answer_end(talk: Talk) -> None:
     """Systemd signals all processes of a service at once."""
     rest, child = talk.begin(150), talk.child

@@ -185,3 +185,20 @@ def test_a_lazy_model_that_was_on_trial_is_loaded_once_it_is_live(
     active.load(pinned)
     assert pinned.model is not None
     active.close()
+
+
+def test_a_lazy_model_that_found_no_room_beside_one_on_trial_is_tried_again(
+    active: ActiveModels,
+) -> None:
+    """That one was rejected, and the other one stayed refused for its sake."""
+    one, two = active.all()
+    budget = active.loader.engines.budget
+    with budget.loading(active.find("one", None)):
+        active.load(two)
+        assert "one@1 (61 MB) are 122 MB together" in str(two.problem)
+    active.load_all()
+    assert (two.model, two.problem) == (None, None)
+    active.load(two)
+    assert two.model is not None
+    assert one.model is None
+    active.close()

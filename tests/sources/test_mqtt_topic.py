@@ -210,3 +210,15 @@ def test_what_has_waited_comes_before_what_comes(readers: int) -> None:
     over.set()
     broker.join()
     assert got == list(range(len(got)))
+
+
+def test_what_comes_while_a_source_is_opened_again_is_kept() -> None:
+    """A sensor that was given up for its silence spoke again, and nobody listened for 30 s."""
+    feeds, got = Feeds(), list[bytes]()
+    feeds.expect("z/press")
+    feeds.open("z/press", got.append, held=True)
+    feeds.close("z/press", got.append)
+    message = ReceivedMessage("z/press", b"1", False, None, None, lambda: None, 1)
+    assert feeds.take(message)
+    feeds.open("z/press", got.append, held=True)
+    assert got == [b"1"]
