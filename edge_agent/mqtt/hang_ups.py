@@ -42,7 +42,7 @@ CONTROL_SECONDS = 30.0
 SHORT_LIVED = 30.0
 CAREFUL_AFTER = 2
 """Short-lived connections in a row after which the next ones are careful, at first."""
-MOST_PATIENCE = 32
+MOST_PATIENCE = 16
 """The same after careful ones have shown, again and again, that the network is at fault."""
 PROOF = 4
 """Careful connections in a row that end over a message until its topic is held back; one more that
@@ -101,7 +101,7 @@ class HangUps:
         suspect, _ = self._suspects.get(topic, (0, 0))
         if topic not in self._suspects or size < suspect - MARGIN:
             return False
-        self.forgive()
+        self.forgive(proven=True)
         return True
 
     def ended_careful(
@@ -124,7 +124,7 @@ class HangUps:
         self.held.update(each for each, (_, times) in self._suspects.items() if times >= PROOF)
         ends = self._ends()
         if len(ends) >= DIFFERENT and max(ends) == 1:
-            self.forgive()
+            self.forgive(proven=True)
         if not proof:
             return None
         why = explain(size)
@@ -164,11 +164,15 @@ class HangUps:
         else:
             self._short_lived = self._short_lived + 1 if code in _HANG_UPS else 0
 
-    def forgive(self) -> None:
-        """Record that nothing is to be found out: connections are normal again, for longer."""
+    def forgive(self, *, proven: bool = False) -> None:
+        """Record that nothing is to be found out: connections are normal again.
+
+        *proven*: the network is at fault, so for longer than the last time.
+        """
         self.absolve()
         self._short_lived = 0
-        self._patience = min(2 * self._patience, MOST_PATIENCE)
+        if proven:
+            self._patience = min(2 * self._patience, MOST_PATIENCE)
 
     def absolve(self) -> None:
         """Suspect no message any more: something else is at fault, too."""

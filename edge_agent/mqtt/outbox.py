@@ -33,6 +33,8 @@ REPLIES, REPLIES_BYTES = 250, 4 * 2**20
 """Most answers to requests among them: who asks faster than the network carries gets none."""
 QUEUED, QUEUED_BYTES = 100, 4 * 2**20
 """The same for a careful connection, which takes one after another."""
+AT_ONCE = 2
+"""The same for results: their age is told as they are published, so they must not wait there."""
 MOST_CARE = 6
 """How many times as long a connection may be careful, until what it has queued is acknowledged."""
 REPLAY = 10
@@ -399,8 +401,7 @@ class Outbox:
         payload = message.payload()
         live, held = channel.delivery == "live", message.topic in self.hang_ups.held
         why = self._why_not(connection, message.topic, len(payload))
-        # The other places are for what is said once, as actions.
-        if why or (live and (held or self._too_many(0, share=2))):
+        if why or (live and (held or self._too_many(0, AT_ONCE))):
             if entry is not None:
                 self.inflight.drop(entry)
             else:
@@ -423,19 +424,19 @@ class Outbox:
 
     def _has_room(self) -> bool:
         """Whether a spooled message may be published now rather than wait."""
-        return self.inflight.has_room and not self._is_full()
+        return self.inflight.has_room and not self._is_full(AT_ONCE)
 
-    def _is_full(self, share: int = 1) -> bool:
+    def _is_full(self, most: int = QUEUED) -> bool:
         """Whether too many messages are neither acknowledged nor, at QoS 0, written.
 
-        Only one in *share* of the places in a careful connection counts.
+        *most* may wait in a careful connection.
         """
         self._forget_written()
         awaited = self._flight.awaited
         if self._flight.window is None:
             return len(awaited) + len(self._flight.unwritten) >= OUTSTANDING
         size = sum(size for _, _, size in awaited.values())
-        return len(awaited) >= QUEUED // share or size >= QUEUED_BYTES // share
+        return len(awaited) >= most or size >= QUEUED_BYTES
 
     def _forget_written(self) -> None:
         unwritten = self._flight.unwritten
@@ -472,13 +473,13 @@ class Outbox:
             log.warning("requests come faster than the network carries answers; some get none")
         return too_many
 
-    def _too_many(self, qos: int, share: int = 1) -> bool:
-        """Whether a message finds no room, which is counted; *share* as for `_is_full`.
+    def _too_many(self, qos: int, most: int = QUEUED) -> bool:
+        """Whether a message finds no room, which is counted; *most* as for `_is_full`.
 
         One of QoS 0 finds none as long as it would overtake those that a careful connection has
         left behind.
         """
         flight = self._flight
         overtakes = not qos and flight.window is None and flight.queued in flight.awaited
-        self.refused += (too_many := overtakes or self._is_full(share))
+        self.refused += (too_many := overtakes or self._is_full(most))
         return too_many
