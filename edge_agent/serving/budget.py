@@ -103,13 +103,20 @@ class MemoryBudget:
         return taken
 
     @contextmanager
-    def loading(self, folder: ModelFolder) -> Iterator[None]:
+    def loading(self, folder: ModelFolder, *, again: bool = False) -> Iterator[None]:
         """Check a model, and count it while it is being loaded: no holder lists it yet.
+
+        *again*: it is in memory, and unloaded for that; its room stays its own, unchecked.
 
         Raises:
             EngineError: as for `check`.
         """
-        taken = self.take(folder, live=True)
+        if again:
+            taken = Held(folder, live=True)
+            with self._taking:
+                self._planned.append(taken)
+        else:
+            taken = self.take(folder, live=True)
         try:
             yield
         finally:

@@ -238,10 +238,11 @@ class EngineCheck:
         self._degraded[now.manifest.name] = f"{words}; runs on {label}"
 
     def _load_again(self, serving: Serving, model: Model) -> None:
-        """Unload a model, and load it again as at a start."""
-        for old in self._active.unload(lambda _serving, one: one is model):
-            self._active.retire(old)
-        self._active.load(serving)
+        """Unload a model, and load it again as at a start; nothing else gets its room meanwhile."""
+        with self._loader.engines.budget.loading(model.folder, again=True):
+            for old in self._active.unload(lambda _serving, one: one is model):
+                self._active.retire(old)
+            self._active.load(serving)
 
 
 class FormCheck:

@@ -309,7 +309,7 @@ def test_a_pinned_language_model_ends_when_its_files_are_removed_from_the_store(
         store.discard("tiny", "1")
     wait_until(lambda: not ask()["ok"], "a refusal")
     assert "tiny" in ask()["error"]
-    assert not children_of(running.process.pid, WORKER)
+    wait_until(lambda: not children_of(running.process.pid, WORKER), "the end of its process")
 
 
 def test_a_language_model_above_the_budget_is_refused(tmp_path: Path) -> None:

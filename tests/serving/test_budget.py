@@ -66,6 +66,18 @@ def test_of_two_that_load_at_once_only_one_gets_the_room(tmp_path: Path) -> None
         assert not budget.fits_beside(one)
 
 
+def test_what_is_loaded_again_keeps_its_room(tmp_path: Path) -> None:
+    """Unloaded to be compared on another engine, a model lost it to a push of that moment."""
+    one, two = sized(tmp_path / "one", "1", 60), sized(tmp_path / "two", "1", 60)
+    budget = MemoryBudget(100)
+    with budget.loading(one, again=True):
+        with pytest.raises(EngineError, match=r"two@1: its 60 MB and one@1 \(60 MB\)"):
+            budget.check(two)
+        with budget.loading(one):
+            pass
+    budget.check(two)
+
+
 def test_without_a_budget_nothing_is_refused(tmp_path: Path) -> None:
     """That is what most profiles have."""
     budget = MemoryBudget(0)

@@ -109,7 +109,10 @@ def test_a_lost_transport_stream_leaves_nothing() -> None:
 
         def serve() -> None:
             for _ in range(2 * LOSSES):
-                client = door.accept()[0]
+                try:
+                    client = door.accept()[0]
+                except OSError:
+                    return  # closed: all has been read
                 with client:
                     client.recv(65536)
                     client.sendall(b"HTTP/1.0 200 OK\r\nContent-Type: video/mp2t\r\n\r\n" + data)
