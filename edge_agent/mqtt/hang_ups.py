@@ -13,8 +13,8 @@ a connection has lasted without it, it is tried once more: only if that ends it,
 take the message.
 
 Whatever contradicts this, such as an end over nothing or a suspect that the broker takes, forgives
-all suspects and makes connections normal again, each time for longer: on a bad network careful
-ones, which bring less over, are rare.
+all suspects and makes connections normal again. Where it proves the network at fault, they stay so
+for longer each time: on a bad network careful ones, which bring less over, are rare.
 
 Callers hold the client's lock.
 """

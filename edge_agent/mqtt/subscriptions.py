@@ -155,7 +155,7 @@ class Feeds:
                 early.due = True
 
     def _pass_early(self, topic: str) -> None:
-        """Do it; the caller has the lock. Until all is passed, `take` waits for that: in order."""
+        """Pass it on; the caller has the lock, for which what comes meanwhile waits in `take`."""
         early = self._early.get(topic)
         if early is not None:
             early.pass_to(topic, self._readers.get(topic, ()))

@@ -235,6 +235,7 @@ class Relay:
         self._target = target
         self._door: socket.socket | None = None
         self._pairs: list[tuple[socket.socket, socket.socket]] = []
+        self._silent = False
         if opened:
             self.open()
 
@@ -265,6 +266,10 @@ class Relay:
                 except OSError:
                     continue  # gone already
         self._pairs.clear()
+
+    def silence(self) -> None:
+        """Pass on nothing more of what the broker says."""
+        self._silent = True
 
     def interject(self, words: bytes) -> None:
         """Say something to the clients in the broker's stead, upon which they hang up.
@@ -309,7 +314,8 @@ class Relay:
     def _pump(self, source: socket.socket, sink: socket.socket) -> None:
         try:
             while data := source.recv(65536):
-                self.pass_on(data, source, sink)
+                if not (self._silent and source.getpeername()[1] == self._target):
+                    self.pass_on(data, source, sink)
         except OSError:
             pass  # either side has gone, so must the other
         for end in (source, sink):

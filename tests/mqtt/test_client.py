@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import socket
 import threading
 import weakref
 from collections import Counter
@@ -409,55 +408,37 @@ def test_a_client_that_nobody_has_asked_to_end_is_lost(
     assert status["reason"] == "lost"
 
 
-class _Silent(Relay):
-    """Passes on nothing of what the broker says, once it is told to."""
-
-    silent = False
-
-    def pass_on(self, data: bytes, source: socket.socket, sink: socket.socket) -> None:
-        if not (self.silent and source.getpeername()[1] == self._target):
-            super().pass_on(data, source, sink)
-
-
 def test_a_goodbye_that_is_not_acknowledged_leaves_the_will(
-    broker: Mosquitto, listen: Listeners
+    broker: Mosquitto, listen: Listeners, relayed: RelayedClient
 ) -> None:
     """Whether it has arrived is not known: the device must not stay "online"."""
-    relay = _Silent(broker.port)
-    relayed = RelayedClient(relay)
     relayed.start()
     relayed.up()
     listener = listen(broker.port)
-    relay.silent = True
+    relayed.relay.silence()
     relayed.close()
     listener.wait_state(STATUS, state="offline", reason="lost")
-    relay.shut()
 
 
 def test_nothing_is_said_after_the_goodbye(
-    broker: Mosquitto, listen: Listeners, monkeypatch: pytest.MonkeyPatch
+    broker: Mosquitto, listen: Listeners, relayed: RelayedClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The status is said again from time to time: that came behind it, and stayed."""
     monkeypatch.setattr(client, "STATUS_SECONDS", 0.0)
-    relay = _Silent(broker.port)
-    relayed = RelayedClient(relay)
     relayed.start()
     relayed.up()
     listener = listen(broker.port)
-    relay.silent = True
+    relayed.relay.silence()
     relayed.close()
     listener.wait_state(STATUS, state="offline", reason="lost")
     said = [heard.json["state"] for heard in listener.heard if heard.topic == STATUS]
     assert "online" not in said[said.index("offline") :]
-    relay.shut()
 
 
 def test_of_states_that_the_network_does_not_carry_the_latest_is_published(
-    broker: Mosquitto, listen: Listeners
+    broker: Mosquitto, listen: Listeners, relayed: RelayedClient
 ) -> None:
     """Thousands of former ones were sent one after the other, and all else waited for them."""
-    relay = _Silent(broker.port)
-    relayed = RelayedClient(relay)
     relayed.start()
     relayed.up()
     listener = listen(broker.port)
@@ -466,21 +447,17 @@ def test_of_states_that_the_network_does_not_carry_the_latest_is_published(
     last = b"%d" % (20 * QUEUED - 1)
     listener.wait_for(lambda heard: heard and heard[-1].payload == last, "the latest")
     assert len(listener.heard) < 20 * QUEUED
-    relayed.close()
-    relay.shut()
 
 
 def test_answers_that_the_network_does_not_carry_keep_no_results_back(
-    broker: Mosquitto, listen: Listeners, caplog: pytest.LogCaptureFixture
+    broker: Mosquitto, listen: Listeners, relayed: RelayedClient, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Whoever asked faster than an uplink carries answers had filled memory, and silenced all."""
-    relay = _Silent(broker.port)
-    relayed = RelayedClient(relay)
     channel = relayed.client.open_channel("belt", qos=0, lossless=False)
     relayed.start()
     relayed.up()
     listener = listen(broker.port)
-    relay.silent = True
+    relayed.relay.silence()
     for number in range(OUTSTANDING + 100):
         relayed.client.publish_reply(f"edge/box/reply/{number}", b"{}")
     relayed.client.publish_reply("edge/box/reply/large", b"x" * REPLIES_BYTES)
@@ -488,8 +465,6 @@ def test_answers_that_the_network_does_not_carry_keep_no_results_back(
     assert wait_arrived(listener, "belt", 1) == [1]
     assert relayed.client.counters().refused == OUTSTANDING + 100 - REPLIES + 1
     assert caplog.text.count("requests come faster than the network carries answers") == 1
-    relayed.close()
-    relay.shut()
 
 
 def test_many_threads_may_publish_at_once(
