@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import socket
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,6 +17,7 @@ from edge_agent.mqtt.message import CREDIT
 from edge_agent.rules import actions
 from edge_agent.rules.actions import Actions
 from tests.helpers.mqtt_client import RelayedClient, make_client, message, wait_arrived
+from tests.helpers.scripted_brokers import ScriptedBroker, read_packet
 from tests.helpers.support import Listener, Mosquitto, Relay, wait_until
 
 DISCOVERY = "homeassistant/device/edge-agent_box/config"
@@ -25,7 +25,7 @@ OTHERS = 20
 """Small results behind the one that the broker does not take."""
 
 
-class Hanging:
+class Hanging(ScriptedBroker):
     """Acknowledges each message a while after it, as RabbitMQ does, or ends the connection.
 
     What was published before and is not acknowledged yet is taken nevertheless.
@@ -33,7 +33,6 @@ class Hanging:
 
     def __init__(self, hangs_up: Callable[[str, bytes], bytes | None]) -> None:
         """Listen; *hangs_up* returns the last words over a message, None: it is taken."""
-        self.connections = 0
         self.breaks_at_barrier = False
         """Whether the next connection ends that asks what has arrived, once it is answered."""
         self.rounds = 0
@@ -41,23 +40,7 @@ class Hanging:
         does."""
         self.taken: list[tuple[str, bytes]] = []
         self._hangs_up = hangs_up
-        self._server = socket.create_server(("127.0.0.1", 0))
-        self.port = self._server.getsockname()[1]
-        self.url = f"mqtt://127.0.0.1:{self.port}"
-        threading.Thread(target=self._serve, daemon=True).start()
-
-    def _serve(self) -> None:
-        while True:
-            try:
-                wire, _ = self._server.accept()
-            except OSError:
-                return
-            self.connections += 1
-            with wire:
-                try:
-                    self._talk(wire)
-                except OSError:
-                    continue
+        super().__init__()
 
     def _talk(self, wire: socket.socket) -> None:
         owed, rounds = b"", 0
@@ -74,7 +57,9 @@ class Hanging:
                 continue
             if not first:
                 return
-            kind, body = _packet(wire)
+            wire.settimeout(10)
+            kind, body = read_packet(wire)
+            wire.settimeout(0.02)
             match kind >> 4:
                 case 1:
                     newest = body[6] == 5
@@ -105,30 +90,6 @@ class Hanging:
         """Return what was taken on a topic."""
         return [payload for where, payload in self.taken if where == topic]
 
-    def close(self) -> None:
-        """Stop listening."""
-        self._server.close()
-
-
-def _packet(wire: socket.socket) -> tuple[int, bytes]:
-    """Read a packet; return its first byte and its body."""
-
-    def read(count: int) -> bytes:
-        wire.settimeout(10)
-        data = wire.recv(count, socket.MSG_WAITALL) if count else b""
-        wire.settimeout(0.02)
-        if len(data) < count:
-            raise ConnectionError
-        return data
-
-    kind, length, shift = read(1)[0], 0, 0
-    while True:
-        digit = read(1)[0]
-        length |= (digit & 0x7F) << shift
-        shift += 7
-        if not digit & 0x80:
-            return kind, read(length)
-
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
@@ -137,21 +98,6 @@ def quick(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> 
     monkeypatch.setattr(outbox, "CAREFUL_SECONDS", 2.0)
     monkeypatch.setattr(outbox, "CONTROL_SECONDS", 2.5)
     caplog.set_level(logging.INFO)
-
-
-@pytest.fixture
-def run() -> Iterator[Callable[[Client], Client]]:
-    """Run clients, which are closed after the test."""
-    running: list[Client] = []
-
-    def begin(client: Client) -> Client:
-        threading.Thread(target=client.run, daemon=True).start()
-        running.append(client)
-        return client
-
-    yield begin
-    for client in running:
-        client.close()
 
 
 @pytest.mark.parametrize("on_disk", [False, True])

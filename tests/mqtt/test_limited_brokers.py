@@ -7,7 +7,7 @@ import logging
 import signal
 import socket
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from itertools import cycle
 from pathlib import Path
 from queue import SimpleQueue
@@ -34,91 +34,10 @@ from edge_agent.mqtt.one_shot import OneShotClient
 from edge_agent.mqtt.paho_client import MOST_PACKET, largest_packet, session_options
 from edge_agent.rules.actions import MESSAGES, Actions
 from tests.helpers.mqtt_client import STATUS, make_client, message
+from tests.helpers.scripted_brokers import CONNECTED, ScriptedBroker, read_packet
 from tests.helpers.support import PATIENCE, Listener, Mosquitto, Relay, run_cli, wait_until
 
 Listeners = Callable[..., Listener]
-CONNECTED = b"\x20\x03\x00\x00\x00"
-
-
-class ScriptedBroker:
-    """Accepts a connection of MQTT 5 after the other, and says what it was told to say."""
-
-    def __init__(
-        self,
-        said: bytes,
-        *,
-        acknowledges: bool = True,
-        owed: int = 0,
-        grants: Sequence[int | None] = (),
-    ) -> None:
-        """Listen.
-
-        Args:
-            said: bytes that are sent once a client has subscribed.
-            acknowledges: whether PUBLISH of QoS 1 is answered.
-            owed: how many of the first answers to it are lost.
-            grants: reason codes for one SUBSCRIBE after the other, None for no answer; 1 from then
-                on.
-
-        """
-        self.connections = 0
-        self._said = said
-        self._acknowledges = acknowledges
-        self._owed = owed
-        self._grants = iter(grants)
-        self._server = socket.create_server(("127.0.0.1", 0))
-        self.url = f"mqtt://127.0.0.1:{self._server.getsockname()[1]}"
-        threading.Thread(target=self._serve, daemon=True).start()
-
-    def _serve(self) -> None:
-        while True:
-            try:
-                wire, _ = self._server.accept()
-            except OSError:
-                return
-            self.connections += 1
-            with wire:
-                try:
-                    self._talk(wire)
-                except OSError:
-                    continue
-
-    def _talk(self, wire: socket.socket) -> None:
-        stream = wire.makefile("rb")
-        while kind := stream.read(1):
-            body = stream.read(_length(stream.read))
-            match kind[0] >> 4:
-                case 1:
-                    wire.sendall(CONNECTED)
-                case 3 if kind[0] & 6 and self._owed:
-                    self._owed -= 1
-                case 3 if kind[0] & 6 and self._acknowledges:
-                    topic = int.from_bytes(body[:2], "big")
-                    wire.sendall(b"\x40\x02" + body[2 + topic : 4 + topic])
-                case 8:
-                    grant = next(self._grants, 1)
-                    if grant is not None:
-                        suback = b"\x90\x04" + body[:2] + bytes([0, grant])
-                        wire.sendall(suback + self._said)
-                case 10:
-                    wire.sendall(b"\xb0\x04" + body[:2] + b"\x00\x11")
-                case 12:
-                    wire.sendall(b"\xd0\x00")
-
-    def close(self) -> None:
-        """Stop listening."""
-        self._server.close()
-
-
-def _length(read: Callable[[int], bytes]) -> int:
-    """Read the length of a packet."""
-    length = shift = 0
-    while True:
-        digit = read(1)[0]
-        length |= (digit & 0x7F) << shift
-        shift += 7
-        if not digit & 0x80:
-            return length
 
 
 def publish(topic: bytes, payload: bytes, properties: bytes = b"") -> bytes:
@@ -133,21 +52,6 @@ def dead_threads(monkeypatch: pytest.MonkeyPatch) -> list[threading.ExceptHookAr
     dead: list[threading.ExceptHookArgs] = []
     monkeypatch.setattr(threading, "excepthook", dead.append)
     return dead
-
-
-@pytest.fixture
-def run() -> Iterator[Callable[[Client], Client]]:
-    """Run clients, which are closed after the test."""
-    running: list[Client] = []
-
-    def begin(client: Client) -> Client:
-        threading.Thread(target=client.run, daemon=True).start()
-        running.append(client)
-        return client
-
-    yield begin
-    for client in running:
-        client.close()
 
 
 def test_a_topic_that_is_not_utf_8_ends_nothing(
@@ -216,7 +120,7 @@ def test_a_broker_that_never_acknowledges_is_a_problem(
     run: Callable[[Client], Client], caplog: pytest.LogCaptureFixture
 ) -> None:
     """It is logged once, and health has it."""
-    broker = ScriptedBroker(b"", acknowledges=False)
+    broker = ScriptedBroker(acknowledges=False)
     client = run(make_client(broker.url))
     wait_until(lambda: client.counters().problem is not None, "the problem", 30)
     assert "has not acknowledged a message for 10 s" in str(client.counters().problem)
@@ -231,7 +135,7 @@ def test_lost_acknowledgments_are_a_reason_to_connect_again(
     """A bad middlebox lost some: twenty of them, and nothing was sent any more, for ever."""
     monkeypatch.setattr(client_module, "SILENT_SECONDS", 0.5)
     monkeypatch.setattr(client_module, "GIVE_UP_SECONDS", 1.0)
-    broker = ScriptedBroker(b"", owed=owed)
+    broker = ScriptedBroker(owed=owed)
     client = run(make_client(broker.url))
     channel = client.open_channel("cam", qos=1, lossless=False)
     for number in range(40):
@@ -250,7 +154,7 @@ def test_a_suback_that_never_comes_is_a_problem_and_a_reason_to_connect_again(
     """No command would arrive, and results go out: health has it until a broker has answered."""
     monkeypatch.setattr(subscribing, "SILENT_SECONDS", 0.5)
     monkeypatch.setattr(subscribing, "RECONNECT_SECONDS", 1.0)
-    broker = ScriptedBroker(b"", grants=[None, None])
+    broker = ScriptedBroker(grants=[None, None])
     client = run(make_client(broker.url))
     wait_until(lambda: client.counters().problem is not None, "the problem")
     assert client.connected
@@ -271,7 +175,7 @@ def test_a_refused_subscription_is_asked_for_again(
 ) -> None:
     """The connection stays, results go out on it; an access list that is mended shows."""
     monkeypatch.setattr(subscribing, "AGAIN_SECONDS", 0.5)
-    broker = ScriptedBroker(b"", grants=[0x87, 0x87, 0x87])
+    broker = ScriptedBroker(grants=[0x87, 0x87, 0x87])
     client = run(make_client(broker.url))
     wait_until(lambda: client.counters().problem is not None, "the problem")
     assert client.counters().problem == (
@@ -497,7 +401,7 @@ def test_a_look_that_a_node_refuses_is_taken_over_another(monkeypatch: pytest.Mo
     monkeypatch.setattr(looks, "AGAIN_SECONDS", 0.0)
     retained = bytearray(publish(b"edge/box/status", b'{"state": "online"}'))
     retained[0] |= 1
-    one, other = ScriptedBroker(b"", grants=[0x80]), ScriptedBroker(bytes(retained))
+    one, other = ScriptedBroker(grants=[0x80]), ScriptedBroker(bytes(retained))
     with OneShotClient(Broker(url=(one.url, other.url)), ["edge/+/status"]) as client:
         fleet = Fleet(client, "edge")
         fleet.look()
@@ -606,7 +510,7 @@ class CountingBroker(ScriptedBroker):
         self._most = most
         self.violations = 0
         self.taken = 0
-        super().__init__(b"")
+        super().__init__()
 
     def _talk(self, wire: socket.socket) -> None:
         owed: list[bytes] = []
@@ -616,7 +520,7 @@ class CountingBroker(ScriptedBroker):
                     wire.sendall(b"\x40\x02" + packet_id)
                 self.taken += len(owed)
                 owed.clear()
-            first, body = _packet(wire)
+            first, body = read_packet(wire)
             match first >> 4:
                 case 1:
                     wire.sendall(b"\x20\x06\x00\x00\x03\x21" + self._most.to_bytes(2, "big"))
@@ -631,19 +535,6 @@ class CountingBroker(ScriptedBroker):
                     wire.sendall(b"\x90\x04" + body[:2] + b"\x00\x01")
                 case 12:
                     wire.sendall(b"\xd0\x00")
-
-
-def _packet(wire: socket.socket) -> tuple[int, bytes]:
-    """Read a packet; return its first byte and its body."""
-
-    def read(count: int) -> bytes:
-        data = wire.recv(count, socket.MSG_WAITALL) if count else b""
-        if len(data) < count:
-            raise ConnectionError
-        return data
-
-    first = read(1)[0]
-    return first, read(_length(read))
 
 
 @pytest.mark.parametrize("most", [1, 3])
@@ -668,11 +559,11 @@ class RefusingBroker(ScriptedBroker):
         self._code = code
         self.refused: list[bytes] = []
         self.taken: list[bytes] = []
-        super().__init__(b"")
+        super().__init__()
 
     def _talk(self, wire: socket.socket) -> None:
         while True:
-            first, body = _packet(wire)
+            first, body = read_packet(wire)
             match first >> 4:
                 case 1:
                     wire.sendall(CONNECTED)
