@@ -155,6 +155,9 @@ def test_waves_go_through_and_late_devices_are_caught_up(fleet: Fleet) -> None:
     assert (says["id"], says["state"]) == (name, "done")
     fleet.listener.wait_state(three.topic("rollout"), state="live")
     assert json.loads(fleet.roll("status", "--json").stdout)["waves"][1]["states"] == {"live": 2}
+    refused = fleet.roll("finish", fleet.last_plan().transfer)
+    assert (refused.returncode, refused.stdout) == (1, ""), "taken off those who need it"
+    assert "is of a roll-out" in refused.stderr
     done = fleet.roll("finish", name)
     assert done.returncode == 0, done.stderr
     assert "no roll-out is on this broker" in fleet.roll("status").stdout

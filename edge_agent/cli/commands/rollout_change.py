@@ -50,6 +50,7 @@ def main(options: Options) -> int:
         fleet = Fleet(client, root)
         fleet.look()
         if options.rollout == "finish" and _is_transfer(options.id):
+            _expect_unused(fleet, options.id)
             return 0 if _remove_package(client, root, options.id) else 1
         name = _name(fleet, options.id)
         try:
@@ -78,6 +79,8 @@ def main(options: Options) -> int:
             return 0
         if plan.transfer in fleet.rolled_out(but=name):
             print("its package stays: it is of another roll-out, too")
+        elif plan.settings is None and fleet.gap:
+            print(f"its package {plan.transfer} stays for others: {incomplete(fleet)}")
         elif plan.settings is None:
             _remove_package(client, root, plan.transfer)
         return _clear(client, root, name)  # last, so that it can be repeated after a kill
@@ -103,6 +106,14 @@ def _remove_package(client: OneShotClient, root: str, transfer: str) -> bool:
     there = remove(client, root, transfer)
     print(f"package {transfer} {'is removed from the broker' if there else 'was not there'}")
     return there
+
+
+def _expect_unused(fleet: Fleet, transfer: str) -> None:
+    """Raise AgentError if a roll-out needs a package, or some may not have been seen."""
+    if fleet.gap:
+        raise AgentError(f"{incomplete(fleet)}; nothing was changed")
+    if transfer in fleet.rolled_out():
+        raise AgentError(f"package {transfer} is of a roll-out; name that instead")
 
 
 def _is_transfer(text: str | None) -> bool:
