@@ -229,21 +229,25 @@ def test_trial_survives_reopening_and_ends_with_activation(store: Store) -> None
     "damage", [b"", b"{", b"[]", b'{"schema": 1, "history": ["../../etc"]}', b"\xff" * 40]
 )
 def test_damaged_pointers_never_crash(store: Store, damage: bytes) -> None:
-    """The damage is said once a start; live falls back to the highest that was accepted."""
-    for version in ("1", "2", "3"):
+    """The damage is said once a start; live falls back to the highest that was not rolled back."""
+    for version in ("1", "2", "3", "4"):
         put_in(store, version)
     store.activate("face", "1")
+    store.activate("face", "4")
+    store.rollback("face")
+    store.activate("face", "2")
+    store.rollback("face")
     store.activate("face", "2")
     (store.models / "face" / "pointers.json").write_bytes(damage)
     found = store.pointers("face")
     assert found.live is None
-    assert found.highest == "2"
+    assert found.highest == "4"
     assert [
         line
         for line in clean_leftovers(store, derived=collect.forms).lines
         if "pointers.json: is damaged" in line
     ]
-    assert Catalog(store).live("face").manifest.version == "2"
+    assert Catalog(store).live("face").manifest.version == "2", "4 was rolled back"
     store.activate("face", "3")
     assert store.pointers("face").live == "3"
     assert store.pointers("face").damage is None

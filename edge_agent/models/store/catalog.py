@@ -23,7 +23,7 @@ from ...core.schema import nearest
 from ...core.state_file import DAMAGED
 from ..manifest import KEPT, MANIFEST, ModelFolder, load
 from .pointers import same_version
-from .store import LAYOUT, NOTES, PUSH_AGAIN, Store, changed_words
+from .store import LAYOUT, NOTES, PUSH_AGAIN, Store, changed_words, withdrawn
 
 log = logging.getLogger(__name__)
 
@@ -174,8 +174,13 @@ class Catalog:
             if entry.folder and entry.version and version_key(entry.version) not in untried:
                 found.setdefault(version_key(entry.version), []).append(entry.folder)
         recent = [version_key(version) for version in reversed(self.store.pointers(name).history)]
-        for key in dict.fromkeys([*recent, *sorted(found, reverse=True)]):
-            yield from found.get(key, ())
+        for key in dict.fromkeys(recent):
+            yield from found.pop(key, ())
+        # What was rolled back comes last; its pointers may be damaged.
+        store, order = self.store, sorted(found, reverse=True)
+        order.sort(key=lambda key: withdrawn(store, name, found[key][0].manifest.version))
+        for key in order:
+            yield from found[key]
 
     def activate(self, name: str, version: str, *, cancels: str | None = None) -> ModelFolder:
         """Make an accepted version live, wherever it is; the live one becomes the previous one.

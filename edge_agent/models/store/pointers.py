@@ -148,14 +148,14 @@ def read(folder: Path) -> Pointers:
         return Pointers(damage=f"{path}: cannot be read: {problem.strerror}")
     except OSError as problem:
         words = (
-            f"{path}: cannot be read: {problem.strerror}; the highest accepted version runs, and "
-            "none goes live, until it can be; else delete it"
+            f"{path}: cannot be read: {problem.strerror}; the highest accepted version that was "
+            "not rolled back runs, and none goes live, until it can be; else delete it"
         )
         return Pointers(damage=words, unread=True)
     except DAMAGED:
         return Pointers(
             damage=f"{path}: is damaged and counts as absent;"
-            " the highest accepted version runs until one is activated"
+            " the highest accepted version that was not rolled back runs until one is activated"
         )
 
 

@@ -20,7 +20,7 @@ import shutil
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -52,6 +52,7 @@ RECEIVED = "received"
 """File in it where the version came over MQTT."""
 PUSH_AGAIN = "push it again"
 _ACCEPTED = "accepted"
+_WITHDRAWN = "withdrawn"
 _HISTORY = 8
 
 
@@ -307,8 +308,11 @@ class Store:
             ).raised(version)
 
         with disk_errors(f"{name}@{version}: activating it"), self.locked():
-            self._accept(name, version)
-            return self._change(name, change)
+            self._note(name, version, _ACCEPTED)
+            changed = self._change(name, change)
+            if withdrawn(self, name, version) and (path := self.path(name, version)) is not None:
+                (path / NOTES / _WITHDRAWN).unlink(missing_ok=True)
+            return changed
 
     def rollback(
         self,
@@ -347,6 +351,9 @@ class Store:
             )
 
         with disk_errors(f"{name}: rolling back"), self.locked():
+            old = self.pointers(name)
+            if old.live and old.previous:
+                self._note(name, old.live, _WITHDRAWN)
             return self._change(name, change).history[-1]
 
     def set_trial(self, name: str, trial: Trial | None) -> Pointers:
@@ -384,17 +391,17 @@ class Store:
         pointing.write(folder, new)
         return new
 
-    def _accept(self, name: str, version: str) -> None:
-        """Mark a version of the store as accepted.
+    def _note(self, name: str, version: str, note: str) -> None:
+        """Mark a version of the store as accepted, or as withdrawn.
 
         The mark is beside the files, not in the pointers: if those are damaged, it still
-        distinguishes versions that have served from those never tried.
+        distinguishes versions that have served from those never tried, or rolled back.
         """
         path = self.path(name, version)
-        if path is None or self.accepted(name, version):
+        if path is None or self._has_note(name, version, note, unreadable=False):
             return
-        write_new(path / NOTES / _ACCEPTED, b"")
-        copy_owner(path / NOTES / _ACCEPTED, self.root)
+        write_new(path / NOTES / note, b"")
+        copy_owner(path / NOTES / note, self.root)
         sync_folder(path / NOTES)
         fault("accept.marked")
 
@@ -429,3 +436,11 @@ def untried(store: Store, name: str) -> str | None:
     """Return the version that the next start tries: the highest that has not been accepted."""
     versions = reversed(store.versions(name))
     return next((each for each in versions if not store.accepted(name, each)), None)
+
+
+def withdrawn(store: Store, name: str, version: str) -> bool:
+    """Whether a stored version was rolled back, and not activated since."""
+    path = store.path(name, version)
+    with suppress(OSError):
+        return path is not None and (path / NOTES / _WITHDRAWN).is_file()
+    return True
