@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Sequence
 from dataclasses import field, replace
 from pathlib import Path
@@ -101,7 +102,7 @@ def quantize(
     """Quantize a float model and compare the result with the original.
 
     Raises:
-        UsageError: there are too few samples.
+        UsageError: there are too few samples, or too many of them are equal.
         ModelError: the network cannot be quantized.
         EngineError: an engine cannot run it.
     """
@@ -124,6 +125,7 @@ def quantize(
     inputs = network_inputs(
         folder, calibration, lambda done: progress("preparing samples", done, count)
     )
+    _check_distinct(inputs)
     comparison = _comparison(folder, judged, truths, engines, target != own, progress)
     search = Search(comparison, network, inputs, target, max_drop, place)
     found = search.run()
@@ -149,6 +151,19 @@ def quantize(
         notes=[*search.failed, *report.notes, *notes],
         usual=usual,
     )
+
+
+def _check_distinct(inputs: Sequence[Tensors]) -> None:
+    """Check that a lens cap, a still picture, or a dead sensor was not all that was recorded.
+
+    Nothing can be told of what the network loses then: it agrees with itself on one input.
+    """
+    known = {tuple(zlib.crc32(tensor.tobytes()) for tensor in each.values()) for each in inputs}
+    if len(known) < LEAST_SAMPLES:
+        raise UsageError(
+            f"--calibration: of {len(inputs)} samples all but {len(known)} are copies, expected at "
+            f"least {LEAST_SAMPLES} that differ, of what the model will see"
+        )
 
 
 def _write_golden(folder: ModelFolder, inputs: Sequence[Tensors]) -> None:

@@ -190,6 +190,11 @@ def comes_back_after_a_restart_of_the_machine(box: Box) -> None:
 
 def is_uninstalled(box: Box) -> None:
     """Take it away, and look at everything that is there which was not there before."""
+    box.run("pkill -STOP mosquitto")  # Ctrl-C while it does not answer
+    _, said = box.machine.fails("timeout -s INT 4 edge-agent uninstall --forget")
+    box.run("pkill -CONT mosquitto")
+    expect("an interrupted uninstall", said, "edge-agent: interrupted")
+    expect("the service goes on", box.property("ActiveState"), "active")
     said = box.run("edge-agent uninstall")
     expect("the service", box.property("LoadState"), "not-found")
     expect("what runs", box.run("pgrep -u edge-agent", check=False), "")

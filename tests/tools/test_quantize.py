@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -243,6 +244,12 @@ def test_calibration_must_be_enough(tmp_path: Path) -> None:
     one = color_pictures(tmp_path / "one", 1)
     assert "1 sample, expected at least 8" in refused(model, one, out)
     assert "no such file" in refused(model, tmp_path / "nowhere", out)
+    for number in range(1, 20):
+        shutil.copy(one / "00.png", one / f"{number:02}.png")
+    capped = "of 20 samples all but 1 are copies, expected at least 8 that differ"
+    assert capped in refused(model, one, out), "a lens cap agreed with itself in 100.0 %"
+    for number in range(1, 20):
+        (one / f"{number:02}.png").unlink()
     (one / "cut.png").write_bytes((one / "00.png").read_bytes()[:40])
     said = call_cli(*("quantize", str(model), "--calibration", str(one), "-o", str(out), "--json"))
     assert said.out == ""  # of results alone
@@ -371,6 +378,10 @@ def test_the_place_must_be_new(tmp_path: Path, pictures: Path) -> None:
     assert said.code == 2
     assert "is there already and not empty" in said.error
     assert (model / "model.onnx").is_file()
+    assert "is within" in refused(model, pictures, model / "int8"), (
+        "it was copied into itself for ever"
+    )
+    assert not (model / "int8").exists()
 
 
 @pytest.mark.slow

@@ -433,10 +433,12 @@ def _forget() -> None:
             if unread:
                 raise UsageError(f"which device the service was is not known: {'; '.join(unread)}")
             print(forget_installed(service_config(SETTINGS), environ))
-    except AgentError as problem:
+    except BaseException as problem:  # an interrupt, too
         if ran:
             subprocess.run(["systemctl", "start", UNIT], check=False, capture_output=True)
-        raise AgentError(f"{problem}; nothing is removed, without --forget it is") from None
+        if isinstance(problem, AgentError):
+            raise AgentError(f"{problem}; nothing is removed, without --forget it is") from None
+        raise
 
 
 def _state(key: str) -> str:

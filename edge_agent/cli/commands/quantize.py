@@ -118,6 +118,8 @@ def _make(options: Options, picture: Path | None, progress: Progress) -> int:
     facts = read_facts()
     target, own = target_of(options.target, facts), own_target(facts)
     out = Path(options.output)
+    if Path(options.model).resolve() in out.resolve().parents:
+        raise UsageError(f"-o: {out} is within {options.model}; name a folder elsewhere")
     with _floating(options.model) as folder, new_folder(out) as place:
         samples = _calibration(options.calibration, folder, progress)
         report = quantize(
