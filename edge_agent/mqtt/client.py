@@ -127,7 +127,8 @@ class Client:
         self.retained = Retained(self.publish_retained, ledger, topics, self._list_uncleared)
         self.feeds = Feeds()
         """Foreign topics that are read as sensors."""
-        self.feeds.on_open, self.feeds.on_close = self._read, lambda topic: self.leave([topic])
+        self.feeds.on_open = lambda topic: self.ask([topic], own=False)
+        self.feeds.on_close = lambda topic: self.leave([topic])
         self._outbox = Outbox(f"{status_topic}/barrier")
         self._subscribing = Subscribing(self.feeds.qos)
         self._spool_writer: SpoolWriter | None = None
@@ -275,11 +276,14 @@ class Client:
             if self._outbox.connection is not None:
                 self._subscribe(self._outbox.connection)
 
-    def ask(self, topics: list[str]) -> bool:
-        """Subscribe to topics of `filters`, again for what is retained; False: no connection."""
+    def ask(self, topics: list[str], *, own: bool = True) -> bool:
+        """Subscribe to topics, again for what is retained; False: no connection.
+
+        *own*: they are of `filters`, not foreign ones.
+        """
         with self._lock:
             if self._outbox.connection is not None:
-                self._subscribing.ask(self._outbox.connection, topics, own=True)
+                self._subscribing.ask(self._outbox.connection, topics, own=own)
             return self._outbox.connection is not None
 
     def leave(self, topics: list[str]) -> None:
@@ -309,12 +313,6 @@ class Client:
         """Pass on a message; called by paho's thread, which must not wait."""
         if not self.feeds.take(message):
             self._inbox.put(message)
-
-    def _read(self, topic: str) -> None:
-        """Subscribe to a foreign topic."""
-        with self._lock:
-            if self._outbox.connection is not None:
-                self._subscribing.ask(self._outbox.connection, [topic], own=False)
 
     def change_broker(self, broker: Broker, certificates: Certificates) -> None:
         """Replace the connection by one with other settings, keeping unconfirmed messages."""
@@ -424,6 +422,7 @@ class Client:
             reason = "reconnected" if self._connects else "started"
             self._connects += 1
             self._problem = None
+            self.feeds.connected()
             # Subscribed before "online" is published: its readers may send requests at once.
             self._subscribe(connection)
             status = self._status("online", reason)
@@ -435,7 +434,6 @@ class Client:
             self._abilities = connection.abilities
             for limit in self._abilities.limits():
                 log.warning("broker: %s", limit)
-        inflight = self._outbox.inflight
         pause = BARRIER_SECONDS
         while not connection.gone.wait(pause):
             if self._closing.is_set():
@@ -459,7 +457,7 @@ class Client:
                     self._outbox.publish(self._status_topic, status, 1, retain=True)
                 if self._subscribing.passed(connection, pause):
                     log.warning("broker: %s", self._subscribing.problem)
-            pause = REPLAY_SECONDS if inflight.has_waiting else BARRIER_SECONDS
+            pause = REPLAY_SECONDS if self._outbox.inflight.has_waiting else BARRIER_SECONDS
 
     def _is_interrupted(self) -> bool:
         return self._closing.is_set() or self._reconnect.changed
@@ -483,6 +481,7 @@ class Client:
             self._outbox.disconnected()
             self._unacknowledged, self._silent = self._silence.begins(False), 0.0
         connection.close()
+        self.feeds.disconnected()
 
     def _process_events(self) -> None:
         """Process the events that paho's thread has queued; the caller holds the lock."""

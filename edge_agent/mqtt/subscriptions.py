@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from math import inf
+from typing import NamedTuple
 
 from ..core.errors import MalformedError
 from .connection import ReceivedMessage
@@ -74,51 +77,91 @@ def _levels(topic: str, prefix: str) -> tuple[str, ...]:
 
 EARLY_BYTES = 16 * 2**20
 """Payloads of a topic that are kept until it is read; beyond that the oldest are given up."""
+EARLY_SECONDS = 10.0
+"""How long they are not acknowledged, so that the broker sends them again if this run ends. No
+longer: brokers send only so many messages, commands among them, before one is acknowledged."""
+LATE_SECONDS = 5.0
+"""How long after a connection was made a message may be one that the broker had held."""
 
 Put = Callable[[bytes], None]
 """Takes a payload; called by the connection's thread, so it must not wait."""
+
+
+class _Reader(NamedTuple):
+    put: Put
+    held: bool
+    """Whether it reads what the broker has held, too."""
 
 
 @dataclass
 class _Early:
     """What has come of a topic that not all who will read it have opened yet."""
 
-    payloads: deque[bytes] = field(default_factory=deque)
+    messages: deque[ReceivedMessage] = field(default_factory=deque)
     size: int = 0
     given_up: int = 0
+    since: float = inf
+    """When the first one came, monotonic seconds."""
+    acknowledged: bool = False
     due: bool = False
 
-    def add(self, payload: bytes) -> None:
-        self.payloads.append(payload)
-        self.size += len(payload)
+    def add(self, message: ReceivedMessage) -> None:
+        self.since = min(self.since, time.monotonic())
+        if self.acknowledged:
+            message.ack()
+        self.messages.append(message)
+        self.size += len(message.payload)
         while self.size > EARLY_BYTES:
-            self.size -= len(self.payloads.popleft())
             self.given_up += 1
+            self._take()
 
-    def pass_to(self, topic: str, readers: tuple[Put, ...]) -> None:
+    def _take(self) -> bytes:
+        message = self.messages.popleft()
+        if not self.acknowledged:
+            message.ack()
+        self.size -= len(message.payload)
+        return message.payload
+
+    def acknowledge(self) -> None:
+        """Have the broker forget all of it."""
+        if not self.acknowledged:
+            self.acknowledged = True
+            for message in self.messages:
+                message.ack()
+
+    def lose(self) -> None:
+        """Forget what the broker sends again over its next connection."""
+        if not self.acknowledged:
+            self.messages = deque(message for message in self.messages if not message.qos)
+            self.size = sum(len(message.payload) for message in self.messages)
+
+    def pass_to(self, topic: str, readers: tuple[_Reader, ...]) -> None:
         if self.given_up:
             log.warning(
                 "%s: %d messages came before it was read, and were given up", topic, self.given_up
             )
-        for payload in self.payloads:
-            for put in readers:
-                put(payload)
+        while self.messages:
+            payload = self._take()
+            for reader in readers:
+                if reader.held:
+                    reader.put(payload)
 
 
 class Feeds:
     """The foreign topics that are read, and their readers. Any thread may call it."""
 
     def __init__(self) -> None:
-        self.on_open: Callable[[str], None] = _nothing
-        self.on_close: Callable[[str], None] = _nothing
+        self.on_open: Callable[[str], object] = _nothing
+        self.on_close: Callable[[str], object] = _nothing
         """Called when a topic gets its first reader, and when it loses its last."""
-        self._readers: dict[str, tuple[Put, ...]] = {}
-        self._held: set[str] = set()
+        self._readers: dict[str, tuple[_Reader, ...]] = {}
         self._expected: dict[str, int] = {}
         """How many readers those topics have, or will have, that brokers hold for us."""
         self._early: dict[str, _Early] = {}
         """Those of them that are not read by all yet."""
         self._halted = False
+        self._late_until = inf
+        """Until when a message may be one that the broker had held, monotonic seconds."""
         self._lock = threading.Lock()
 
     def expect(self, topic: str, more: int = 1) -> None:
@@ -130,29 +173,31 @@ class Feeds:
         with self._lock:
             before = self._expected.get(topic, 0)
             if before + more > 0:
-                if not before and topic not in self._readers:
+                if not before and not self._holding(topic):
                     self._early[topic] = _Early()
                 self._expected[topic] = before + more
             else:
                 self._expected.pop(topic, None)
-                self._early.pop(topic, None)
+                if (early := self._early.pop(topic, None)) is not None:
+                    early.acknowledge()
 
-    @property
-    def unreleased(self) -> list[str]:
-        """The topics with readers of which something may be kept here."""
-        return [topic for topic in list(self._early) if topic in self._readers]
+    def release(self, runs: Callable[[str], bool]) -> None:
+        """Pass on what has come of topics that are read by all; called about every second.
 
-    def release(self, topic: str) -> None:
-        """Pass on what has come of a topic, at the second call: who will read it run by then.
-
-        Pipelines that share a source open it once, and are said to run just before they do.
+        *runs*: whether all pipelines that will read a topic run. Those that share a source open it
+        once, and are said to run just before they do, so it must say so twice.
         """
-        with self._lock:
-            early = self._early.get(topic)
-            if early is not None and early.due:
-                self._pass_early(topic)
-            elif early is not None:
-                early.due = True
+        for topic in list(self._early):
+            ready = topic in self._readers and runs(topic)
+            with self._lock:
+                early = self._early.get(topic)
+                if early is None:
+                    continue
+                if ready and early.due:
+                    self._pass_early(topic)
+                elif time.monotonic() - early.since > EARLY_SECONDS:
+                    early.acknowledge()
+                early.due = ready
 
     def _pass_early(self, topic: str) -> None:
         """Pass it on; the caller has the lock, for which what comes meanwhile waits in `take`."""
@@ -160,6 +205,9 @@ class Feeds:
         if early is not None:
             early.pass_to(topic, self._readers.get(topic, ()))
             del self._early[topic]
+
+    def _holding(self, topic: str) -> int:
+        return sum(reader.held for reader in self._readers.get(topic, ()))
 
     def wants(self, topic: str) -> bool:
         """Whether a topic is read, or will be."""
@@ -169,6 +217,17 @@ class Feeds:
         """Leave what comes from now on to the next run: the broker holds it again until then."""
         self._halted = True
 
+    def connected(self) -> None:
+        """Note that there is a connection, over which the broker sends first what it has held."""
+        self._late_until = time.monotonic() + LATE_SECONDS
+
+    def disconnected(self) -> None:
+        """Forget what the broker sends again over its next connection."""
+        self._late_until = inf
+        with self._lock:
+            for early in self._early.values():
+                early.lose()
+
     def open(self, topic: str, put: Put, *, held: bool) -> None:
         """Pass the messages of a topic to *put* from now on.
 
@@ -177,27 +236,24 @@ class Feeds:
         """
         with self._lock:
             before = self._readers.get(topic, ())
-            self._readers[topic] = (*before, put)
-            if len(self._readers[topic]) >= self._expected.get(topic, 0):
+            more = not before or (held and not self._holding(topic))
+            self._readers[topic] = (*before, _Reader(put, held))
+            if self._holding(topic) >= self._expected.get(topic, 0):
                 self._pass_early(topic)
-            more = held and topic not in self._held
-            if more:
-                self._held.add(topic)
-        if more or not before:
+        if more:
             self.on_open(topic)
 
     def close(self, topic: str, put: Put) -> None:
         """Stop passing messages to *put*."""
         gone = False
         with self._lock:
-            left = tuple(one for one in self._readers.get(topic, ()) if one != put)
+            left = tuple(one for one in self._readers.get(topic, ()) if one.put != put)
             if left:
                 self._readers[topic] = left
             else:
                 gone = self._readers.pop(topic, None) is not None
-                self._held.discard(topic)
-                if topic in self._expected:
-                    self._early.setdefault(topic, _Early())  # until it is opened again
+            if topic in self._expected and not self._holding(topic):
+                self._early.setdefault(topic, _Early())  # until it is opened again
         if not left and gone and not (self._halted and topic in self._expected):
             self.on_close(topic)
 
@@ -208,33 +264,37 @@ class Feeds:
 
     def qos(self, topic: str) -> int:
         """Return the QoS of a subscription: of QoS 0 brokers hold nothing."""
-        return int(topic in self._held)
+        return int(topic in self._expected or self._holding(topic) > 0)
 
     def take(self, message: ReceivedMessage) -> bool:
         """Pass a message to the readers of its topic; False: there are none."""
-        early, expected = message.topic in self._early, message.topic in self._expected
-        readers = self._readers.get(message.topic)
+        topic = message.topic
+        early, expected = topic in self._early, topic in self._expected
+        readers = self._readers.get(topic)
         if readers is None and not expected:
             return False
         if expected and self._halted:
             return True  # not acknowledged
-        message.ack()
         # A retained message is not a current reading.
+        if not message.retained and (early or readers is None):
+            if self._keep(message):
+                return True
+            readers = self._readers.get(topic, ())
+        message.ack()
         if not message.retained:
-            if early or readers is None:
-                readers = self._keep(message)
-            for put in readers:
-                put(message.payload)
+            late = time.monotonic() < self._late_until and self.qos(topic)
+            for reader in readers or ():
+                if reader.held or not late:
+                    reader.put(message.payload)
         return True
 
-    def _keep(self, message: ReceivedMessage) -> tuple[Put, ...]:
-        """Keep a message of a topic that is not read by all yet; or return who reads it now."""
+    def _keep(self, message: ReceivedMessage) -> bool:
+        """Keep a message of a topic that is not read by all yet; False: now it is."""
         with self._lock:
             early = self._early.get(message.topic)
-            if early is None:
-                return self._readers.get(message.topic, ())
-            early.add(message.payload)
-            return ()
+            if early is not None:
+                early.add(message)
+            return early is not None
 
 
 def _nothing(topic: str) -> None:

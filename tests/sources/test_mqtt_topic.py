@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from edge_agent.core.errors import SampleError
+from edge_agent.mqtt import subscriptions
 from edge_agent.mqtt.connection import ReceivedMessage
 from edge_agent.mqtt.subscriptions import Feeds
 from edge_agent.sources.mqtt_topic import EMPTY, Payload, TopicMessages, flaw
@@ -205,7 +206,7 @@ def test_what_has_waited_comes_before_what_comes(readers: int) -> None:
     broker.start()
     feeds.open("z/press", lambda payload: got.append(int(payload)), held=True)
     for _ in range(2):
-        feeds.release("z/press")
+        feeds.release(lambda _topic: True)
     wait_until(lambda: len(got) > 1000, "some readings")
     over.set()
     broker.join()
@@ -222,3 +223,69 @@ def test_what_comes_while_a_source_is_opened_again_is_kept() -> None:
     assert feeds.take(message)
     feeds.open("z/press", got.append, held=True)
     assert got == [b"1"]
+
+
+def test_what_waits_for_a_reader_is_acknowledged_once_it_is_read() -> None:
+    """A stop in the first seconds lost all that the broker had held until then."""
+    feeds, got, acknowledged = Feeds(), list[bytes](), list[bytes]()
+    feeds.expect("z/press", 2)
+
+    def send(payload: bytes) -> None:
+        def ack() -> None:
+            acknowledged.append(payload)
+
+        assert feeds.take(ReceivedMessage("z/press", payload, False, None, None, ack, 1))
+
+    send(b"1")
+    feeds.disconnected()  # it is sent again
+    send(b"1")
+    feeds.open("z/press", got.append, held=True)
+    send(b"2")
+    assert (got, acknowledged) == ([], [])
+    feeds.open("z/press", got.append, held=True)
+    send(b"3")
+    assert got == [b"1", b"1", b"2", b"2", b"3", b"3"]
+    assert acknowledged == [b"1", b"2", b"3"]
+    feeds.close("z/press", got.append)
+    send(b"4")
+    feeds.halt()
+    send(b"5")
+    assert acknowledged[3:] == [], "the next run gets them"
+
+
+def test_what_waits_for_long_takes_no_place_of_commands(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a source that never opens the broker would hold back all that it sends us, for ever."""
+    monkeypatch.setattr(subscriptions, "EARLY_SECONDS", 0.0)
+    feeds, got, acknowledged = Feeds(), list[bytes](), list[bool]()
+    feeds.expect("z/press")
+
+    def send(payload: bytes) -> None:
+        def ack() -> None:
+            acknowledged.append(True)
+
+        assert feeds.take(ReceivedMessage("z/press", payload, False, None, None, ack, 1))
+
+    send(b"1")
+    feeds.release(lambda _topic: False)
+    send(b"2")
+    assert len(acknowledged) == 2
+    feeds.disconnected()
+    feeds.open("z/press", got.append, held=True)
+    assert (got, len(acknowledged)) == ([b"1", b"2"], 2)
+
+
+def test_who_reads_without_times_gets_nothing_old() -> None:
+    """Beside a pipeline with `time`, it took last night's readings for readings of now."""
+    feeds, plain, timed = Feeds(), list[bytes](), list[bytes]()
+    feeds.expect("z/press")
+    feeds.open("z/press", plain.append, held=False)
+
+    def send(payload: bytes) -> None:
+        assert feeds.take(ReceivedMessage("z/press", payload, False, None, None, list, 1))
+
+    send(b"1")
+    feeds.open("z/press", timed.append, held=True)
+    send(b"2")
+    feeds.connected()
+    send(b"3")
+    assert (plain, timed) == ([], [b"1", b"2", b"3"])

@@ -211,7 +211,7 @@ class Runner:  # noqa: PLR0904 - what commands, reload and health ask of pipelin
         self.threads.start_waiting()
         for pipeline in self.pipelines.values():
             pipeline.watch(self.threads)
-        self._release()
+        self.common.client.feeds.release(self._runs)
 
     def lanes_are_alive(self, limit: float) -> bool:
         """Whether no lane has been inside an engine for more than *limit* seconds."""
@@ -248,13 +248,10 @@ class Runner:  # noqa: PLR0904 - what commands, reload and health ask of pipelin
             pipeline.expect(1)
         return pipeline
 
-    def _release(self) -> None:
-        """Pass on what sensors have said by the broker before all that read it were open."""
-        feeds = self.common.client.feeds
-        for topic in feeds.unreleased:
-            held = (p for p in self.pipelines.values() if p.spec.held and p.spec.name == topic)
-            if all(pipeline.state is not None for pipeline in held):
-                feeds.release(topic)
+    def _runs(self, topic: str) -> bool:
+        """Whether all pipelines run that read what the broker holds of a topic."""
+        held = (p for p in self.pipelines.values() if p.spec.held and p.spec.name == topic)
+        return all(pipeline.state is not None for pipeline in held)
 
     def _servings(self, settings: PipelineSettings, spec: SourceSpec) -> list[Serving]:
         """Return the servings of a pipeline's first stage."""
