@@ -10,6 +10,7 @@ from ..config.load import load
 from ..config.settings import Settings
 from ..core.errors import AgentError
 from ..mqtt.one_shot import OneShotClient
+from ..mqtt.retained import LEDGER, announced
 from ..mqtt.topics import Topics, object_id
 from .fleet import Fleet, incomplete
 
@@ -89,5 +90,9 @@ def forget_installed(settings: Path, environ: Mapping[str, str]) -> str:
         known |= {topics.model(arm.name) for arm in pipeline.arms}
     if read.homeassistant.enabled:
         known.add(f"{read.homeassistant.prefix}/device/{object_id(topics)}/config")
-    forget(read, read.device_id, known)
-    return f"{read.device_id}: its retained topics are cleared on {read.broker.address}"
+    listed = announced(read.state / LEDGER, topics)
+    *_, doubt = forget(read, read.device_id, known | (listed or set()))
+    said = f"{read.device_id}: its retained topics are cleared on {read.broker.address}"
+    if listed is None:
+        doubt = f"{read.state / LEDGER}, which lists them, is not there, or is damaged"
+    return f"{said}; there may be more: {doubt}" if doubt else said

@@ -15,11 +15,13 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ..core.state_file import StateFile
+from ..core.state_file import StateFile, only_looking
 from .topics import Topics, object_id
 
 log = logging.getLogger(__name__)
 
+LEDGER = "announced.json"
+"""The ledger's name in the state folder."""
 _FORGOTTEN = "earlier retained topics, which stay on the broker,"
 
 Current = Callable[[], Iterable[str] | None]
@@ -105,7 +107,7 @@ class Retained:
         A state folder may have been copied for a second device, while the first is still there.
         """
         found: set[str] = (self._file and self._file.read(_parse)) or set()
-        others = sorted(topic for topic in found if not self._is_own(topic))
+        others = sorted(topic for topic in found if not _is_own(topic, self._topics))
         if others and self._file is not None:
             log.warning(
                 "the state folder is another device's: what that has retained stays (%d topics, "
@@ -118,9 +120,17 @@ class Retained:
             self._file.save(sorted(found))
         return found
 
-    def _is_own(self, topic: str) -> bool:
-        device, level = ["", "", *topic.split("/")][-3:-1]
-        return device == self._topics.device or level == object_id(self._topics)
+
+def announced(ledger: Path, topics: Topics) -> set[str] | None:
+    """Return the topics in the ledger of a device that does not run; None: it cannot be read."""
+    with only_looking():
+        found = StateFile(ledger, _FORGOTTEN).read(_parse)
+    return None if found is None else {topic for topic in found if _is_own(topic, topics)}
+
+
+def _is_own(topic: str, topics: Topics) -> bool:
+    device, level = ["", "", *topic.split("/")][-3:-1]
+    return device == topics.device or level == object_id(topics)
 
 
 _MOST = 65_535

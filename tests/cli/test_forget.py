@@ -119,7 +119,10 @@ def test_a_box_with_a_new_card_gets_rid_of_what_it_had_before(
 def test_uninstall_forget_needs_no_right_to_read(
     tmp_path: Path, agent: Agents, settings: Callable[..., str]
 ) -> None:
-    """The service's own user and password clear what it may publish, though it may not read it."""
+    """The service's own user and password clear what it may publish, though it may not read it.
+
+    Also of a model that no pipeline names; and it says where the list of that is missing.
+    """
     if shutil.which("mosquitto_passwd") is None:
         pytest.skip("mosquitto_passwd is not installed")
     passwords, rights = tmp_path / "passwords", tmp_path / "rights"
@@ -141,15 +144,23 @@ def test_uninstall_forget_needs_no_right_to_read(
     )
     (tmp_path / "credstore").mkdir()
     (tmp_path / "credstore" / "broker.password").write_text("secret\n")
+    brightness(tmp_path / "models" / "asked")
     text = settings("box", f"mqtt://127.0.0.1:{guarded}", username="box")
-    config = tmp_path / "service.toml"
-    config.write_text(text)
+    text += '[infer]\nmodels = ["asked"]\n'
+    environ = {"CREDENTIALS_DIRECTORY": str(tmp_path / "credstore")}
     listener = Listener(port, "#")
-    running = agent(text, environ={"CREDENTIALS_DIRECTORY": str(tmp_path / "credstore")})
+    running = agent(text, environ=environ)
+    listener.wait_for(lambda heard: any(h.topic == "edge/box/model/asked" for h in heard), "asked")
     live_and_die(listener, running, "box")
     listener.close()
     assert kept(port) >= {"edge/box/status", "homeassistant/device/edge-agent_box/config"}
-    said = forget_installed(config, {"CREDENTIALS_DIRECTORY": str(tmp_path / "credstore")})
+    said = forget_installed(running.config, environ)
     assert said == f"box: its retained topics are cleared on mqtt://127.0.0.1:{guarded}"
     assert kept(port) == set()
+    other = tmp_path / "other.toml"
+    other.write_text(text)
+    ledger = tmp_path / "state" / "announced.json"
+    assert forget_installed(other, environ) == (
+        f"{said}; there may be more: {ledger}, which lists them, is not there, or is damaged"
+    )
     broker.stop()

@@ -27,6 +27,7 @@ from ...inference.model import Model
 from ...mqtt import payloads
 from ...mqtt.client import Client
 from ...mqtt.inbox import Inbox
+from ...mqtt.retained import LEDGER
 from ...mqtt.subscriptions import Subscriptions
 from ...mqtt.topics import Topics
 from ...serving.active import ActiveModels, Serving
@@ -128,7 +129,7 @@ class Runner:  # noqa: PLR0904 - what commands, reload and health ask of pipelin
             filters=self.subscriptions.filters,
             inbox=self.inbox,
             spool=settings.state / "spool.db",
-            ledger=settings.state / "announced.json",
+            ledger=settings.state / LEDGER,
         )
 
     @property
