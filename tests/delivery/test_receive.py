@@ -197,6 +197,22 @@ def test_what_is_no_offer_is_said_to_be_none(
     assert receiving.states(package) == ["rejected"]
 
 
+@pytest.mark.parametrize("sent", [EXPIRED, "late"], ids=["kept by the broker", "no time"])
+def test_a_refused_offer_of_what_is_being_received_is_answered_with_its_progress(
+    tmp_path: Path, receiving: Receiving, sent: str
+) -> None:
+    """The state was "receiving", which the interface does not have, with 100 % of one block."""
+    package = offered(tmp_path, "2")
+    receiving.offer(package)
+    receiving.message(package, "list", "0", payload=package.block_list)
+    before = receiving.said[-1][1]
+    with pytest.raises(MalformedError, match="offer"):
+        receiving.offer(package, time=sent)
+    says = receiving.said[-1][1]
+    assert len(receiving.said) == 3
+    assert (says["state"], says["percent"], says["total"]) == ("need", 0.0, before["total"])
+
+
 def test_what_is_drawn_is_asked_for_as_fast_as_it_comes(
     tmp_path: Path, receiving: Receiving
 ) -> None:

@@ -197,10 +197,11 @@ class Router:
 
     def _refuse(self, transfer: str, why: str) -> None:
         """Reject an offer, which ends nothing that is under way already."""
-        candidate = self._ledger.by_transfer(transfer)
-        if candidate is not None:
+        if transfer in self._blocks:
+            self._blocks.answer_offer(transfer)
+        elif (candidate := self._ledger.by_transfer(transfer)) is not None:
             self._ledger.answer(candidate)
-        elif transfer not in self._blocks:
+        else:
             self._status.reject(transfer, why)
 
     def _consider(
