@@ -125,7 +125,7 @@ class SettingsReload:
         if before != after:
             # The first result from now on is not that of the start.
             runner.identity.timeline.give_up()
-        with self.runner.arranging:
+        with self.runner.arranging, self.runner.listening():
             for name in [name for name in after if name in before and after[name] != before[name]]:
                 if before[name].differs_live(after[name]):
                     runner.pipelines[name].apply(runner.overrides.applied(after[name]))

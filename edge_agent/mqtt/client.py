@@ -336,7 +336,7 @@ class Client:
                 self._problem
                 or self._reconnect.unsteady
                 or self._subscribing.problem
-                or (UNACKNOWLEDGED if self._unacknowledged else None),
+                or (UNACKNOWLEDGED if self._unacknowledged else outbox.problem),
                 outbox.inflight.dropped,
                 outbox.replayed,
                 sum(batch.left for batch in outbox.inflight.batches.values()),

@@ -2,14 +2,31 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any
 
 from ..core.logs import Latch
+from .connection import is_acknowledged
 from .hang_ups import HeldBack
 from .message import Answered
+
+log = logging.getLogger(__name__)
+
+BEHIND = 2.0
+"""Seconds after which a message of QoS 0 should have been written to the socket. Further ones are
+refused until it is: they would come ever later, and so would the answer to a ping."""
+SMALL = 10_000
+"""Bytes of a message, up to which it may wait so long; a larger one a quarter of that."""
+BEHIND_FOR = 60.0
+"""How long after that it is a problem, seconds."""
+TOO_SLOW = (
+    "the network carries less than is published; what is too much is dropped: publish fewer or "
+    "smaller snapshots, or results less often (rate)"
+)
 
 
 @dataclass(slots=True)
@@ -37,8 +54,11 @@ class Flight:
     """The size of each reply without an acknowledgment, by id."""
     unanswered: Latch = field(default_factory=Latch)
     """Whether requests get no answer for want of room."""
-    unwritten: deque[Any] = field(default_factory=deque)
-    """Receipts of QoS 0, starting with the first not known to be written to the socket."""
+    unwritten: deque[tuple[float, Any]] = field(default_factory=deque)
+    """When messages of QoS 0 were published, monotonic seconds, and their receipts, starting with
+    the first not known to be written to the socket."""
+    behind_at: float = -inf
+    """When a message was last refused because the network carries less than is published."""
     answered: dict[int, Answered] = field(default_factory=dict)
     """What to call with the answer to a QoS 1 message, by id; a refusal of others is a problem of
     this device."""
@@ -48,3 +68,26 @@ class Flight:
     def awaits(self, topic: str) -> bool:
         """Whether a message on a topic has no acknowledgment yet."""
         return any(each == topic for _, each, _ in self.awaited.values())
+
+    def forget_written(self) -> None:
+        """Forget the messages of QoS 0 that are written to the socket."""
+        while self.unwritten and is_acknowledged(self.unwritten[0][1]):
+            self.unwritten.popleft()
+
+    def is_behind(self, size: int) -> bool:
+        """Whether the network carries less than is published, which is logged once.
+
+        *size*: of the message to publish next; a large one must leave room for results.
+        """
+        now, most = time.monotonic(), BEHIND if size <= SMALL else BEHIND / 4
+        if not self.unwritten or now - self.unwritten[0][0] < most:
+            return False
+        if self.problem is None:
+            log.warning("broker: %s", TOO_SLOW)
+        self.behind_at = now
+        return True
+
+    @property
+    def problem(self) -> str | None:
+        """Why messages are dropped, or were a moment ago; None: they are not."""
+        return TOO_SLOW if time.monotonic() - self.behind_at < BEHIND_FOR else None

@@ -16,9 +16,9 @@ from math import inf
 from typing import Any
 
 from .barrier import Barrier
-from .connection import Connection, Refusal, is_acknowledged
+from .connection import Connection, Refusal
 from .flight import Flight
-from .hang_ups import CAREFUL_SECONDS, CONTROL_SECONDS, HangUps
+from .hang_ups import CAREFUL_SECONDS, CONTROL_SECONDS, HangUps, explain
 from .inflight import Inflight, InflightMessage
 from .message import Answered, Channel, Message
 
@@ -87,6 +87,11 @@ class Outbox:
         """The retained topics that the broker is not known to have cleared yet."""
         return {topic for topic, payload in self._retained.items() if not payload}
 
+    @property
+    def problem(self) -> str | None:
+        """Why messages are dropped over the present connection, or None."""
+        return self._flight.problem
+
     def silent_seconds(self) -> float:
         """Return how long the broker has owed an acknowledgment, seconds.
 
@@ -134,8 +139,9 @@ class Outbox:
             if (retain or qos) and self._flight.held.keep(key, len(payload), again, answered):
                 return
             self.refused += 1
-            why = CROWDED
-        elif bounded and self._too_many(qos):
+            # Of QoS 0 it is not worth waiting for.
+            why = CROWDED if retain or qos else explain(len(payload))
+        elif bounded and self._too_many(qos, size=len(payload)):
             why = CROWDED
         elif retain and not payload and not connection.abilities.retain:
             why = "the broker keeps no retained messages, so there is none to clear"
@@ -333,15 +339,13 @@ class Outbox:
         # What is queued has its turn: else nothing would be known of it.
         first = next((at for at, _, _ in flight.awaited.values()), inf)
         tried = first - flight.since > CAREFUL_SECONDS or lasted > MOST_CARE * CAREFUL_SECONDS
-        if flight.window is not None and lasted > CAREFUL_SECONDS and tried:
+        if flight.window is not None and lasted > CAREFUL_SECONDS and tried and not held:
             self.hurry()
-            if not held:
-                self.hang_ups.forgive()
+            self.hang_ups.forgive()
         others_arrive = flight.heard_at > flight.since
         if held and lasted > CONTROL_SECONDS and others_arrive:
-            # One message at a time: the connection has lasted without.
-            self.hurry()
-            flight.window, flight.since = connection.exchange_window(1), time.monotonic()
+            # Still one message at a time: the connection has lasted without.
+            flight.since = time.monotonic()
             held.clear()
             self._publish_held()
 
@@ -381,8 +385,8 @@ class Outbox:
         flight = self._flight
         if qos == 0 and flight.window is None and flight.queued not in flight.awaited:
             receipt = connection.publish(topic, payload, qos, **options)
-            self._flight.unwritten.append(receipt)
-            self._forget_written()
+            flight.unwritten.append((time.monotonic(), receipt))
+            flight.forget_written()
             return receipt
         if not self._flight.awaited:
             connection.hear_published(wanted=True)
@@ -426,22 +430,17 @@ class Outbox:
         """Whether a spooled message may be published now rather than wait."""
         return self.inflight.has_room and not self._is_full(AT_ONCE)
 
-    def _is_full(self, most: int = QUEUED) -> bool:
+    def _is_full(self, most: int = QUEUED, size: int = 0) -> bool:
         """Whether too many messages are neither acknowledged nor, at QoS 0, written.
 
         *most* may wait in a careful connection.
         """
-        self._forget_written()
-        awaited = self._flight.awaited
-        if self._flight.window is None:
-            return len(awaited) + len(self._flight.unwritten) >= OUTSTANDING
-        size = sum(size for _, _, size in awaited.values())
-        return len(awaited) >= most or size >= QUEUED_BYTES
-
-    def _forget_written(self) -> None:
-        unwritten = self._flight.unwritten
-        while unwritten and is_acknowledged(unwritten[0]):
-            unwritten.popleft()
+        flight, awaited = self._flight, self._flight.awaited
+        flight.forget_written()
+        if flight.window is None:
+            return flight.is_behind(size) or len(awaited) + len(flight.unwritten) >= OUTSTANDING
+        waiting = sum(each for _, _, each in awaited.values())
+        return len(awaited) >= most or waiting >= QUEUED_BYTES
 
     def _why_not(self, connection: Connection, topic: str, size: int) -> str | None:
         """Return why the broker would not take a message, and count it; None: it may."""
@@ -473,7 +472,7 @@ class Outbox:
             log.warning("requests come faster than the network carries answers; some get none")
         return too_many
 
-    def _too_many(self, qos: int, most: int = QUEUED) -> bool:
+    def _too_many(self, qos: int, most: int = QUEUED, *, size: int = 0) -> bool:
         """Whether a message finds no room, which is counted; *most* as for `_is_full`.
 
         One of QoS 0 finds none as long as it would overtake those that a careful connection has
@@ -481,5 +480,5 @@ class Outbox:
         """
         flight = self._flight
         overtakes = not qos and flight.window is None and flight.queued in flight.awaited
-        self.refused += (too_many := overtakes or self._is_full(most))
+        self.refused += (too_many := overtakes or self._is_full(most, size))
         return too_many

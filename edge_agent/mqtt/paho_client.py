@@ -41,6 +41,8 @@ MOST_PROPERTIES = 16 * 1024
 """Bytes of a message's MQTT 5 properties: more are not read."""
 BEGINNING = 128 * 1024
 """Bytes that are kept of a packet which is too large."""
+UNSENT = 2**17
+"""Bytes that the kernel may hold and has not sent yet: all that a fast network needs."""
 READ_AT_ONCE = 2**20
 """Bytes at most that are taken from the socket by one call."""
 SESSION_EXPIRY = 3600
@@ -274,8 +276,13 @@ def detach(client: Client) -> None:
 
 
 def send_at_once(_client: Any, _userdata: Any, wire: Any) -> None:
-    """Set TCP_NODELAY on a socket that was opened."""
+    """Set TCP_NODELAY on a socket that was opened, and bound what the kernel keeps unsent.
+
+    Over a slow network it keeps megabytes otherwise, and what counts as written is sent half a
+    minute later.
+    """
     wire.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    wire.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT)
 
 
 def limit_inflight(client: Client, most: int | None) -> None:

@@ -176,10 +176,12 @@ class Feeds:
                 if not before and not self._holding(topic):
                     self._early[topic] = _Early()
                 self._expected[topic] = before + more
-            else:
-                self._expected.pop(topic, None)
-                if (early := self._early.pop(topic, None)) is not None:
-                    early.acknowledge()
+                return
+            self._expected.pop(topic, None)
+            if (early := self._early.pop(topic, None)) is not None:
+                early.acknowledge()
+        if not self.wants(topic):
+            self.on_close(topic)
 
     def release(self, runs: Callable[[str], bool]) -> None:
         """Pass on what has come of topics that are read by all; called about every second.

@@ -403,6 +403,51 @@ def test_an_action_that_ends_every_connection_is_given_up(
     broker.close()
 
 
+def test_two_messages_that_the_broker_does_not_take_are_both_found(
+    run: Callable[[Client], Client], caplog: pytest.LogCaptureFixture
+) -> None:
+    """The one that came while the other was held back ended that connection, so again for ever."""
+    taboo = {"edge/box/config", "edge/box/health"}
+    broker = Hanging(lambda topic, _: b"" if topic in taboo else None)
+    client = make_client(broker.url)
+    client.publish_retained("edge/box/config", b"{}")
+    run(client)
+
+    def are_found() -> bool:
+        client.publish("edge/box/health", b"{}")
+        return all(f"{topic}: not published for an hour" in caplog.text for topic in taboo)
+
+    wait_until(are_found, "the second one", 90)
+    wait_until(lambda: client.connected, "the connection that lasts")
+    ended = broker.connections
+    client.publish_retained("edge/box/info", b"{}")
+    wait_until(lambda: bool(broker.on("edge/box/info")), "what the broker takes")
+    assert broker.connections == ended
+    broker.close()
+
+
+def test_an_action_of_qos_0_that_is_held_back_keeps_no_other_waiting(
+    run: Callable[[Client], Client],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """No lamp was switched for half a minute, over a connection that worked."""
+    monkeypatch.setattr(outbox, "CONTROL_SECONDS", 60.0)
+    held = Held(run, caplog, "siren/")
+    acting = Actions(held.client.publish, lambda: "edge")
+
+    def act(topic: str, qos: int) -> None:
+        action = Action(publish=topic, payload="ON", qos=qos)
+        acting.act(action, {"rule": "r", "state": "begin"})
+
+    held.begin(lambda: held.client.publish("siren/set", b"ON"))
+    act("siren/set", 0)
+    act("lamp/set", 1)
+    wait_until(lambda: held.broker.on("lamp/set") == [b"ON"], "the lamp")
+    assert acting.failed == 1
+    held.broker.close()
+
+
 def test_where_no_connection_lasts_nothing_is_held_back_and_all_arrives(
     run: Callable[[Client], Client], caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -20,7 +20,7 @@ from edge_agent.cli.fleet import Fleet
 from edge_agent.config.rules import Action
 from edge_agent.config.settings import Broker
 from edge_agent.mqtt import client as client_module
-from edge_agent.mqtt import paho_client, subscribing
+from edge_agent.mqtt import flight, paho_client, subscribing
 from edge_agent.mqtt.client import Client
 from edge_agent.mqtt.connecting import connect
 from edge_agent.mqtt.connection import (
@@ -612,3 +612,46 @@ def test_what_a_broker_refuses_for_good_is_counted_as_lost(run: Callable[[Client
     counters = client.counters()
     assert (channel.lost, counters.lost, counters.unauthorized) == (1, 1, 1)
     assert counters.forbidden == "edge/box/result/belt: Unspecified error"
+
+
+class SlowRelay(Relay):
+    """A network that carries little from its clients."""
+
+    def pass_on(self, data: bytes, source: socket.socket, sink: socket.socket) -> None:
+        if source.getsockname()[1] == self.port:
+            threading.Event().wait(len(data) / 500_000)
+        super().pass_on(data, source, sink)
+
+
+def test_a_network_that_carries_less_than_is_published_is_said(
+    broker: Mosquitto,
+    listen: Listeners,
+    run: Callable[[Client], Client],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Snapshots piled up until the keepalive ended the connection, and nobody said why."""
+    monkeypatch.setattr(flight, "BEHIND_FOR", 1.0)
+    relay, listener = SlowRelay(broker.port), listen(broker.port)
+    client = run(make_client(relay.url))
+    wait_until(lambda: client.connected, "a connection")
+    channel = client.open_channel("belt", qos=0, lossless=False)
+    picture, sent = bytes(300_000), 0
+
+    def is_behind() -> bool:
+        nonlocal sent
+        sent += 1
+        client.publish("edge/box/snapshot/camera", picture)
+        return client.counters().problem == flight.TOO_SLOW
+
+    wait_until(is_behind, "the reason")
+    assert 0 < client.counters().refused < sent
+    assert caplog.text.count(flight.TOO_SLOW) == 1
+    wait_until(lambda: client.counters().problem is None, "the end of it")
+
+    def arrives() -> bool:
+        client.publish_message(message(channel, 1))
+        return bool(listener.on("edge/box/result/belt"))
+
+    wait_until(arrives, "a result")
+    assert client.counters().reconnects == 0

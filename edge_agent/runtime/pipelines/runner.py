@@ -10,7 +10,8 @@ import logging
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from math import inf
 from typing import TYPE_CHECKING
@@ -248,6 +249,17 @@ class Runner:  # noqa: PLR0904 - what commands, reload and health ask of pipelin
         if pipeline.settings.enabled:
             pipeline.expect(1)
         return pipeline
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Have the connection keep what sensors say while their pipelines are replaced."""
+        feeds = self.common.client.feeds
+        topics = [p.spec.name for p in self.pipelines.values() if p.spec.held]
+        for topic in topics:
+            feeds.expect(topic)
+        yield
+        for topic in topics:
+            feeds.expect(topic, -1)
 
     def _runs(self, topic: str) -> bool:
         """Whether all pipelines run that read what the broker holds of a topic."""
