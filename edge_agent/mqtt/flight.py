@@ -7,7 +7,7 @@ import time
 from collections import deque
 from dataclasses import dataclass, field
 from math import inf
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..core.logs import Latch
 from .connection import is_acknowledged
@@ -27,6 +27,20 @@ TOO_SLOW = (
     "the network carries less than is published; what is too much is dropped: publish fewer or "
     "smaller snapshots, or results less often (rate)"
 )
+
+
+class Reply(NamedTuple):
+    """The answer to a request."""
+
+    topic: str
+    payload: bytes
+    correlation: bytes | None
+    foreign: bool
+    """Whether the requester has chosen the topic."""
+
+    @property
+    def size(self) -> int:
+        return len(self.payload) + len(self.correlation or b"")
 
 
 @dataclass(slots=True)
@@ -50,8 +64,8 @@ class Flight:
     """When the last acknowledgment came."""
     newer: set[str] = field(default_factory=set)
     """Retained topics of which there is a newer state than those without an acknowledgment."""
-    replies: dict[int, int] = field(default_factory=dict)
-    """The size of each reply without an acknowledgment, by id."""
+    replies: dict[int, Reply] = field(default_factory=dict)
+    """Those without an acknowledgment, by id."""
     unanswered: Latch = field(default_factory=Latch)
     """Whether requests get no answer for want of room."""
     unwritten: deque[tuple[float, Any]] = field(default_factory=deque)

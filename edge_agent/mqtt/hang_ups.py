@@ -56,6 +56,7 @@ MOST_TOPICS = 100
 MOST_HELD, MOST_HELD_BYTES = 100, 4 * 2**20
 """Limits of what is held back and kept nowhere else, without retained messages."""
 
+SEE = "see its access list and its limit of size"
 OVER_MESSAGE = -1
 """A code of our own for the end of a connection over a message."""
 
@@ -234,10 +235,7 @@ class HeldBack:
 
 def explain(size: int) -> str:
     """Return the reason for not publishing a message of this size."""
-    return (
-        f"the broker closes the connection over such a message ({size} bytes); "
-        "see its access list and its limit of size"
-    )
+    return f"the broker closes the connection over such a message ({size} bytes); {SEE}"
 
 
 def _bound(topics: dict[str, tuple[int, int]] | dict[str, tuple[int, float]]) -> None:

@@ -181,6 +181,11 @@ class Inflight:  # noqa: PLR0904 - one for each event of a message
         return len(self._sent) < ROOM and self._sent_bytes < ROOM_BYTES
 
     @property
+    def crowded(self) -> bool:
+        """Whether messages that wait in memory soon find no room there."""
+        return len(self._waiting) > ROOM / 2 or self._waiting_bytes > ROOM_BYTES / 2
+
+    @property
     def has_waiting(self) -> bool:
         """Whether `take` can return a message now or once the disk is read."""
         return bool(self.loaded or self._next()) or self.first_on_disk_only() is not None

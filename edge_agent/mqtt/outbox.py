@@ -17,8 +17,8 @@ from typing import Any
 
 from .barrier import Barrier
 from .connection import Connection, Refusal
-from .flight import Flight
-from .hang_ups import CAREFUL_SECONDS, CONTROL_SECONDS, HangUps, explain
+from .flight import Flight, Reply
+from .hang_ups import CAREFUL_SECONDS, CONTROL_SECONDS, SEE, HangUps, explain
 from .inflight import Inflight, InflightMessage
 from .message import Answered, Channel, Message
 
@@ -69,7 +69,7 @@ class Outbox:
         self._barrier = Barrier(barrier_topic)
         self._retained: dict[str, bytes] = {}
         self._held: deque[Message] = deque()
-        self._replies: deque[tuple[str, bytes, bytes | None, bool]] = deque(maxlen=HELD)
+        self._replies: deque[Reply] = deque(maxlen=REPLIES)
 
     @property
     def lost(self) -> int:
@@ -90,6 +90,8 @@ class Outbox:
     @property
     def problem(self) -> str | None:
         """Why messages are dropped over the present connection, or None."""
+        if held := self.hang_ups.held:
+            return f"{', '.join(sorted(held))}: held back, as connections end over it: {SEE}"
         return self._flight.problem
 
     def silent_seconds(self) -> float:
@@ -170,13 +172,17 @@ class Outbox:
         On a *foreign* topic, which the requester has chosen, a refusal by the broker is the
         requester's mistake and not a problem of this device.
         """
-        connection, size = self.connection, len(payload) + len(correlation or b"")
+        self._publish_reply(Reply(topic, payload, correlation, foreign))
+
+    def _publish_reply(self, reply: Reply) -> None:
+        topic, connection = reply.topic, self.connection
         if connection is None or topic in self.hang_ups.held:
-            self._replies.append((topic, payload, correlation, foreign))
-        elif not self._why_not(connection, topic, size) and not self._too_many_replies(size):
-            receipt = self._pass(connection, topic, payload, 1, correlation=correlation)
-            self._flight.replies[receipt.mid] = size
-            if foreign:
+            self._replies.append(reply)
+        elif not self._why_not(connection, topic, reply.size) and not self._too_many_replies(reply):
+            given = reply.correlation
+            receipt = self._pass(connection, topic, reply.payload, 1, correlation=given)
+            self._flight.replies[receipt.mid] = reply
+            if reply.foreign:
                 self._flight.answered[receipt.mid] = lambda _why: None
 
     def publish_message(self, message: Message) -> None:
@@ -278,6 +284,8 @@ class Outbox:
             self._find_culprit(self.connection)
         self.connection = None
         self._flight.held.drop(BROKEN)
+        # Over one on a topic that the requester has chosen the broker may have ended it.
+        self._replies.extend(each for each in self._flight.replies.values() if not each.foreign)
         unanswered, self._flight.answered = self._flight.answered, {}
         for answered in reversed(unanswered.values()):  # each may be put back before the others
             answered(BROKEN)
@@ -356,8 +364,7 @@ class Outbox:
 
     def _publish_replies(self) -> None:
         for _ in range(len(self._replies)):
-            topic, payload, correlation, foreign = self._replies.popleft()
-            self.publish_reply(topic, payload, correlation, foreign=foreign)
+            self._publish_reply(self._replies.popleft())
 
     def _find_culprit(self, connection: Connection) -> None:
         """Find out whether the broker has ended the connection over a message."""
@@ -463,10 +470,11 @@ class Outbox:
             )
         return f"{size} bytes are more than the broker accepts"
 
-    def _too_many_replies(self, size: int) -> bool:
+    def _too_many_replies(self, reply: Reply) -> bool:
         """Whether a reply finds no room among those that wait, which is counted, and said once."""
         waiting = self._flight.replies
-        full = len(waiting) >= REPLIES or sum(waiting.values(), size) > REPLIES_BYTES
+        size = reply.size + sum(each.size for each in waiting.values())
+        full = len(waiting) >= REPLIES or size > REPLIES_BYTES
         self.refused += (too_many := bool(waiting) and full)
         if self._flight.unanswered.begins(too_many):
             log.warning("requests come faster than the network carries answers; some get none")

@@ -37,6 +37,8 @@ TIDY = 1.0
 """Seconds between writes that only remove acknowledged messages."""
 SYNC = 2.0
 """Seconds of writes that a power cut may lose."""
+POLL = 0.02
+"""Seconds between two looks at how many messages wait."""
 WRITE_RATE = 256 * 1024
 """Compressed bytes per second; beyond that, messages wait in memory and the oldest are dropped."""
 RETRY = 5.0
@@ -159,7 +161,7 @@ class SpoolWriter:
 
     def _run(self) -> None:
         # If the broker is back in a moment, this costs nothing.
-        self._closing.wait(OVERDUE)
+        self._collect(OVERDUE)
         while True:
             self._work.clear()
             last = self._closing.is_set()
@@ -170,7 +172,14 @@ class SpoolWriter:
                 return
             woken = self._work.wait(self._timeout())
             # Collect first: if the broker is back in a moment, nothing is written.
-            self._closing.wait(self._period_s if woken else 0.0)
+            self._collect(self._period_s if woken else 0.0)
+
+    def _collect(self, seconds: float) -> None:
+        """Wait for more messages, unless they soon find no room in memory."""
+        until = time.monotonic() + seconds
+        while time.monotonic() < until and not self._inflight.crowded:
+            if self._closing.wait(POLL):
+                return
 
     def _timeout(self) -> float | None:
         """Return the seconds until work is due without `wake`."""

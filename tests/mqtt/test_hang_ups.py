@@ -448,6 +448,29 @@ def test_an_action_of_qos_0_that_is_held_back_keeps_no_other_waiting(
     held.broker.close()
 
 
+def test_an_answer_that_a_break_cuts_off_is_sent_again(run: Callable[[Client], Client]) -> None:
+    """But not where the requester has chosen the topic: the broker may not take it."""
+    left = {"edge/box/reply/a", "callers/me"}
+
+    def hangs_up(topic: str, _: bytes) -> bytes | None:
+        if topic in left:
+            left.discard(topic)
+            return b""
+        return None
+
+    broker = Hanging(hangs_up)
+    client = run(make_client(broker.url))
+    for topic in left:
+        wait_until(lambda: client.connected, "a connection")
+        client.publish_reply(topic, b"1", foreign=topic == "callers/me")
+        wait_until(lambda: topic not in left, "the break")  # noqa: B023 - called at once
+    wait_until(lambda: bool(broker.on("edge/box/reply/a")), "the answer")
+    client.publish_reply("callers/me", b"2", foreign=True)
+    wait_until(lambda: bool(broker.on("callers/me")), "the next answer")
+    assert broker.on("callers/me") == [b"2"]
+    broker.close()
+
+
 def test_where_no_connection_lasts_nothing_is_held_back_and_all_arrives(
     run: Callable[[Client], Client], caplog: pytest.LogCaptureFixture
 ) -> None:
