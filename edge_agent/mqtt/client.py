@@ -454,7 +454,7 @@ class Client:
                 self._check_acknowledgments(connection, pause)
                 if time.monotonic() - self._said > STATUS_SECONDS:
                     self._said = time.monotonic()
-                    self._outbox.publish(self._status_topic, status, 1, retain=True)
+                    self._outbox.repeat(self._status_topic, status)
                 if self._subscribing.passed(connection, pause):
                     log.warning("broker: %s", self._subscribing.problem)
             pause = REPLAY_SECONDS if self._outbox.inflight.has_waiting else BARRIER_SECONDS

@@ -16,6 +16,8 @@ from .message import Answered
 
 log = logging.getLogger(__name__)
 
+REPLIES, REPLIES_BYTES = 250, 4 * 2**20
+"""Most answers to requests in flight: who asks faster than the network carries gets none."""
 BEHIND = 2.0
 """Seconds after which a message of QoS 0 should have been written to the socket. Further ones are
 refused until it is: they would come ever later, and so would the answer to a ping."""
@@ -49,6 +51,8 @@ class Flight:
 
     since: float = field(default_factory=time.monotonic)
     """When it began, or its trial of what is held back; monotonic seconds."""
+    repeated: float = field(default_factory=time.monotonic)
+    """When all retained state was last published, monotonic seconds."""
     held: HeldBack = field(default_factory=HeldBack)
     window: int | None = None
     """How many messages may be unacknowledged once it is no longer careful (`hang_ups`); None: it
@@ -82,6 +86,14 @@ class Flight:
     def awaits(self, topic: str) -> bool:
         """Whether a message on a topic has no acknowledgment yet."""
         return any(each == topic for _, each, _ in self.awaited.values())
+
+    def has_room(self, reply: Reply) -> bool:
+        """Whether a reply finds room among those in flight; that it does not is logged once."""
+        size = reply.size + sum(each.size for each in self.replies.values())
+        full = len(self.replies) >= REPLIES or size > REPLIES_BYTES
+        if self.unanswered.begins(full and bool(self.replies)):
+            log.warning("requests come faster than the network carries answers; some get none")
+        return not (full and self.replies)
 
     def forget_written(self) -> None:
         """Forget the messages of QoS 0 that are written to the socket."""

@@ -17,7 +17,7 @@ from typing import Any
 
 from .barrier import Barrier
 from .connection import Connection, Refusal
-from .flight import Flight, Reply
+from .flight import REPLIES, Flight, Reply
 from .hang_ups import CAREFUL_SECONDS, CONTROL_SECONDS, SEE, HangUps, explain
 from .inflight import Inflight, InflightMessage
 from .message import Answered, Channel, Message
@@ -29,8 +29,6 @@ HELD = 100
 OUTSTANDING = 1000
 """Most messages in flight; further ones are refused and counted: paho would queue them without
 limit when its socket is blocked."""
-REPLIES, REPLIES_BYTES = 250, 4 * 2**20
-"""Most answers to requests among them: who asks faster than the network carries gets none."""
 QUEUED, QUEUED_BYTES = 100, 4 * 2**20
 """The same for a careful connection, which takes one after another."""
 AT_ONCE = 2
@@ -40,6 +38,7 @@ MOST_CARE = 6
 REPLAY = 10
 """Most copies in flight, and most copies published by one `publish_waiting`.
 paho sends 20 messages at a time and queues the rest, so live ones are sent at once."""
+REPEAT_SECONDS = 600.0
 QUOTA_EXCEEDED = 0x97
 BROKEN = "the connection broke before the broker acknowledged it"
 CROWDED = "too many messages are in flight to the broker"
@@ -164,6 +163,19 @@ class Outbox:
         else:
             self.publish(topic, payload, 1, retain=True)
 
+    def repeat(self, status_topic: str, status: bytes) -> None:
+        """Publish the status again, and where there are several nodes at times all retained state.
+
+        Bridged nodes send each other what they keep when one comes back, also what is old.
+        """
+        self.publish(status_topic, status, 1, retain=True)
+        connection, flight, now = self.connection, self._flight, time.monotonic()
+        others = connection is not None and connection.node.has_others
+        if others and now - flight.repeated > REPEAT_SECONDS:
+            flight.repeated = now
+            for topic, payload in self._retained.items():
+                self.publish_retained(topic, payload)
+
     def publish_reply(
         self, topic: str, payload: bytes, correlation: bytes | None, *, foreign: bool = False
     ) -> None:
@@ -178,7 +190,9 @@ class Outbox:
         topic, connection = reply.topic, self.connection
         if connection is None or topic in self.hang_ups.held:
             self._replies.append(reply)
-        elif not self._why_not(connection, topic, reply.size) and not self._too_many_replies(reply):
+        elif not self._flight.has_room(reply):
+            self.refused += 1
+        elif not self._why_not(connection, topic, reply.size):
             given = reply.correlation
             receipt = self._pass(connection, topic, reply.payload, 1, correlation=given)
             self._flight.replies[receipt.mid] = reply
@@ -469,16 +483,6 @@ class Outbox:
                 limit,
             )
         return f"{size} bytes are more than the broker accepts"
-
-    def _too_many_replies(self, reply: Reply) -> bool:
-        """Whether a reply finds no room among those that wait, which is counted, and said once."""
-        waiting = self._flight.replies
-        size = reply.size + sum(each.size for each in waiting.values())
-        full = len(waiting) >= REPLIES or size > REPLIES_BYTES
-        self.refused += (too_many := bool(waiting) and full)
-        if self._flight.unanswered.begins(too_many):
-            log.warning("requests come faster than the network carries answers; some get none")
-        return too_many
 
     def _too_many(self, qos: int, most: int = QUEUED, *, size: int = 0) -> bool:
         """Whether a message finds no room, which is counted; *most* as for `_is_full`.

@@ -13,11 +13,19 @@ from pathlib import Path
 
 import pytest
 
-from edge_agent.mqtt import client
+from edge_agent.mqtt import client, outbox
 from edge_agent.mqtt.client import Channel, Message
+from edge_agent.mqtt.flight import REPLIES, REPLIES_BYTES
 from edge_agent.mqtt.message import CREDIT
-from edge_agent.mqtt.outbox import HELD, OUTSTANDING, QUEUED, REPLIES, REPLIES_BYTES
-from tests.helpers.mqtt_client import STATUS, RelayedClient, arrived, message, wait_arrived
+from edge_agent.mqtt.outbox import HELD, OUTSTANDING, QUEUED
+from tests.helpers.mqtt_client import (
+    STATUS,
+    RelayedClient,
+    arrived,
+    make_client,
+    message,
+    wait_arrived,
+)
 from tests.helpers.support import PATIENCE, Listener, Mosquitto, Relay, wait_until
 
 Listeners = Callable[..., Listener]
@@ -350,6 +358,27 @@ def test_a_late_will_does_not_stand(
         lambda h: any(each.json["state"] == "online" for each in h[after:] if each.topic == STATUS),
         "the status again",
     )
+
+
+def test_an_old_state_that_a_bridge_brings_does_not_stand(
+    tmp_path: Path,
+    broker: Mosquitto,
+    listen: Listeners,
+    run: Callable[[client.Client], client.Client],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Bridged nodes exchanged what they kept: a threshold of yesterday was shown from then on."""
+    monkeypatch.setattr(client, "STATUS_SECONDS", 0.1)
+    monkeypatch.setattr(outbox, "REPEAT_SECONDS", 0.1)
+    other = Mosquitto(tmp_path / "other")
+    box = run(make_client((broker.url, other.url)))
+    box.publish_retained("edge/box/pipeline/p", b"now")
+    listener = listen(broker.port)
+    listener.publish("edge/box/pipeline/p", b"old", retain=True)
+    listener.wait_for(lambda h: any(each.payload == b"old" for each in h), "the old one")
+    after = len(listener.heard)
+    listener.wait_for(lambda h: any(each.payload == b"now" for each in h[after:]), "it again")
+    other.stop()
 
 
 def test_what_the_broker_does_not_take_is_not_sent(tmp_path: Path, listen: Listeners) -> None:
