@@ -21,7 +21,7 @@ from ..models.decoders import BOXED, SCORED
 from ..models.drift import Usual
 from ..models.manifest import ModelFolder, load
 from .measure import Cost, costs_of
-from .metrics import METRICS, Metric, Truth
+from .metrics import METRICS, Metric, Truth, chance
 from .quantizers import Method
 
 EXACT = EngineChoice(NAME, options={"graph_optimization_level": "none"})
@@ -66,7 +66,7 @@ class Evaluator:
         """Run the float model; *truths* belong to the samples, if known.
 
         Raises:
-            ModelError: the float model finds nothing to compare.
+            ModelError: the float model finds nothing to compare, or not what the truths say.
             EngineError: it cannot be run.
         """
         self.samples = samples
@@ -75,11 +75,19 @@ class Evaluator:
         given = default_threshold(folder)
         self._threshold = given if folder.manifest.task in BOXED else 0.0
         self._margin = Margin(folder.manifest.trial.tolerance, given)
-        self.expected = self._shown(self._look(folder, EXACT))
+        found = self._look(folder, EXACT)
+        self.expected = self._shown(found)
         if all(isinstance(one, Detections) and not len(one) for one in self.expected):
             raise ModelError(
                 f"{folder.manifest.id}: finds nothing in any of {len(samples)} samples, so that "
                 "nothing can be compared; give samples that show what it is for"
+            )
+        figure = self._measure(found)
+        if figure is not None and self.metric and figure <= chance(self.metric, folder.labels):
+            raise ModelError(
+                f"{folder.manifest.id}: --eval: {self.metric} of the float network is "
+                f"{figure:.3f}, which is no better than chance, so that nothing can be lost; are "
+                "these the labels that it was trained with, in the same order?"
             )
 
     def judge(self, folder: Path, choice: EngineChoice) -> Scores:
@@ -90,10 +98,14 @@ class Evaluator:
             compare_findings(expected, found, self._margin).share
             for expected, found in zip(self.expected, shown, strict=True)
         )
-        metric = None
-        if self.truths is not None and self.metric is not None:
-            metric = METRICS[self.metric](all_found, self.truths)
-        return Scores(float(np.mean(by_sample)), metric, by_sample, tuple(shown))
+        figure = self._measure(all_found)
+        return Scores(float(np.mean(by_sample)), figure, by_sample, tuple(shown))
+
+    def _measure(self, found: Sequence[Findings]) -> float | None:
+        """Return the accuracy compared with the truth; None: that is unknown."""
+        if self.truths is None or self.metric is None:
+            return None
+        return METRICS[self.metric](found, self.truths)
 
     def _look(self, folder: ModelFolder, choice: EngineChoice) -> list[Findings]:
         lowest = _LOWEST if self.metric == "mAP" else None

@@ -94,6 +94,13 @@ METRICS: Mapping[Metric, Callable[[Sequence[Findings], Sequence[Truth]], float]]
     "AUC": auc,
 }
 
+_CHANCE: Mapping[Metric, float] = {"mAP": 0.01, "AUC": 0.5}
+
+
+def chance(metric: Metric, labels: Sequence[str]) -> float:
+    """Return the figure that a network may reach without knowing anything."""
+    return _CHANCE.get(metric, 1 / len(labels) if len(labels) > 1 else 0.0)
+
 
 def labeled(
     folder: Path, metric: Metric, labels: Sequence[str], read: Read

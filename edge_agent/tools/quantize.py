@@ -194,7 +194,7 @@ def judge(
 
     Raises:
         UsageError: there are no samples.
-        ModelError: they find nothing to compare.
+        ModelError: the float model finds nothing to compare, or not what the truths say.
         EngineError: an engine cannot run one of them.
     """
     if not samples:
@@ -255,6 +255,13 @@ def _report(
     )
     by_sample = worst_row.scored.by_sample
     order = sorted(range(len(by_sample)), key=by_sample.__getitem__)
+    notes = _notes(floats, quantized, target, foreign)
+    if chosen.drop <= max_drop < 1 - worst_row.scored.agreement and evaluator.metric is not None:
+        notes.insert(
+            0,
+            f"{worst_row.engine} agrees with the float network in "
+            f"{worst_row.scored.agreement:.1%} only, which the labels do not tell",
+        )
     return Report(
         model=folder.manifest.id,
         target=target,
@@ -269,7 +276,7 @@ def _report(
         float_bytes=size_of_network(folder),
         quantized_bytes=size_of_network(load(chosen.folder)),
         chosen=chosen,
-        notes=[*comparison.left_out, *_notes(floats, quantized, target, foreign)],
+        notes=[*comparison.left_out, *notes],
         worst=[
             (
                 evaluator.samples[place],

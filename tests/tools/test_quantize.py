@@ -191,6 +191,29 @@ def test_a_model_that_is_there_is_judged(tmp_path: Path, pictures: Path) -> None
     assert sorted(path.name for path in tmp_path.iterdir()) == ["color", "other", "r.png", "truth"]
 
 
+def test_labels_that_the_float_model_never_meets_are_no_measure(tmp_path: Path) -> None:
+    """Labels off by one had let any eight-bit model pass: what is never right loses nothing.
+
+    Where they are wrong in part, and hide what is lost, a note says how little it agrees.
+    """
+    model = color_model(tmp_path / "color")
+    bad = color_model(tmp_path / "bad")
+    break_weights(bad / "model.onnx")
+    truth = color_pictures(tmp_path / "truth", apart=True)
+    for label, name in (("red", "0"), ("green", "red"), ("blue", "green"), ("0", "blue")):
+        (truth / label).rename(truth / name)
+    said = judged(model, bad, "--eval", str(truth))
+    assert said.code == 1
+    assert "top-1 of the float network is 0.000, which is no better than chance" in said.err
+    truth = color_pictures(tmp_path / "in part", apart=True)
+    for picture in (truth / "blue").iterdir():
+        picture.rename(truth / "red" / picture.name)
+    (truth / "blue").rmdir()
+    said = judged(model, bad, "--eval", str(truth), "--json")
+    assert said.code == 0, said.err
+    assert "agrees with the float network in 33.3% only" in json.loads(said.out)["notes"][0]
+
+
 def break_weights(network: Path) -> None:
     """Have a network of colors find the first in every picture."""
     import onnx
