@@ -11,6 +11,7 @@ import hashlib
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tomllib
@@ -26,6 +27,7 @@ from edge_agent.cli.commands.install_bundle import EXTRAS
 from edge_agent.cli.commands.install_settings import SKELETON, check, take
 from edge_agent.cli.commands.installation import (
     COMPLETION,
+    UNITS,
     Installation,
     installations,
     point_to,
@@ -297,6 +299,56 @@ def test_an_install_killed_before_its_service_stayed_up_is_none_to_go_back_to(
     killed.remove()
     remove_unfinished()
     assert killed.python.parent.parent.is_dir(), "what is in use was removed"
+
+
+UNINSTALL = """
+import sys
+from pathlib import Path
+from edge_agent.cli.commands import install, installation
+def moved(path):
+    return Path(sys.argv[1] + str(path))
+for module in (install, installation):
+    for name, value in list(vars(module).items()):
+        if isinstance(value, Path):
+            setattr(module, name, moved(value))
+install.COMPLETION = {name: moved(path) for name, path in install.COMPLETION.items()}
+install.uninstall(forget=False)
+"""
+SYSTEMCTL = """\
+#!/bin/sh
+case "$*" in
+*image-1-1*) mkdir "$0.killed" 2>/dev/null && kill -KILL $PPID ;;
+esac
+exit 0
+"""
+"""Kills what has called it, once, where an image is unmounted."""
+
+
+def test_an_uninstall_that_was_killed_is_finished_by_the_next(tmp_path: Path) -> None:
+    """The command had gone first: "command not found", and gigabytes stayed."""
+    systemctl = tmp_path / "bin" / "systemctl"
+    command, home, units = (
+        tmp_path / name for name in ("usr/local/bin/edge-agent", "opt/edge-agent", str(UNITS)[1:])
+    )
+    for path in (systemctl, command, home / "1-1", units / "image"):
+        path.parent.mkdir(parents=True)
+    systemctl.write_text(SYSTEMCTL)
+    systemctl.chmod(0o755)
+    for name in ("1-1", "1-2"):
+        program = begin(home / name).place / "bin" / "edge-agent"
+        program.parent.mkdir()
+        program.touch()
+    (units / "edge-agent-image-1-1.service").touch()
+    (home / "current").symlink_to("1-2")
+    command.symlink_to(home / "current" / "bin" / "edge-agent")
+    words = (sys.executable, "-c", UNINSTALL, str(tmp_path))
+    environ = {**os.environ, "PATH": f"{systemctl.parent}:{os.environ['PATH']}"}
+    killed = subprocess.run(words, check=False, cwd=CHECKOUT, env=environ)
+    assert killed.returncode == -signal.SIGKILL
+    assert command.exists()
+    subprocess.run(words, check=True, cwd=CHECKOUT, env=environ)
+    assert not command.is_symlink()
+    assert not home.exists()
 
 
 def test_an_installation_packs_itself(tmp_path: Path) -> None:

@@ -367,24 +367,32 @@ def _undo(before: Installation | None, kept: Mapping[Path, bytes | None]) -> Non
         progress(f"{before.place.name} {back}")
     else:
         _remove_service()
+        _remove_command()
 
 
 def _remove_service() -> None:
-    """Stop the service and remove its units and the command."""
+    """Stop the service and remove its units."""
     subprocess.run(["systemctl", "disable", "--now", UNIT], check=False, capture_output=True)
     subprocess.run(["systemctl", "stop", RETRY], check=False, capture_output=True)
-    for path in (UNITS / UNIT, UNITS / RETRY, SYSUSERS, HOME / "current"):
+    for path in (UNITS / UNIT, UNITS / RETRY, SYSUSERS):
         path.unlink(missing_ok=True)
+    with suppress(OSError):  # it contains other files, too
+        SYSUSERS.parent.rmdir()
+    run("systemctl", "daemon-reload")
+    subprocess.run(["systemctl", "reset-failed", UNIT], check=False, capture_output=True)
+
+
+def _remove_command() -> None:
+    """Remove the command, and what shells complete of it."""
+    (HOME / "current").unlink(missing_ok=True)
     for path in (COMMAND, *COMPLETION.values()):
         if path.is_symlink():
             path.unlink()
     made = {folder for path in COMPLETION.values() for folder in path.parents[:2]}
     made -= {Path("/usr/local/share"), Path("/usr/local/share/man")}
-    for folder in (SYSUSERS.parent, *sorted(made, reverse=True)):
-        with suppress(OSError):  # it contains other files, too
+    for folder in sorted(made, reverse=True):
+        with suppress(OSError):  # likewise
             folder.rmdir()
-    run("systemctl", "daemon-reload")
-    subprocess.run(["systemctl", "reset-failed", UNIT], check=False, capture_output=True)
 
 
 def uninstall(*, forget: bool) -> int:
@@ -398,6 +406,10 @@ def uninstall(*, forget: bool) -> int:
     remove_unfinished()
     for each in installations():
         each.remove()
+    last = current()
+    _remove_command()  # not before: if this is killed, it can be run again
+    if last is not None:
+        last.remove()
     with suppress(OSError):  # it does not exist, or contains other files
         HOME.rmdir()
     shutil.rmtree(CACHE, ignore_errors=True)

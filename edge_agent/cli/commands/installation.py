@@ -18,7 +18,7 @@ import tempfile
 import time
 import zipfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from pathlib import Path
@@ -153,6 +153,8 @@ class Installation:
         """Remove its files, image, and mount unit, unless it is in use."""
         if self == current():
             return
+        with suppress(OSError):  # the next install or uninstall removes what a kill leaves of it
+            self.mark.touch()
         unit = self._unit
         if unit.exists():
             output("systemctl", "disable", "--now", unit.name)
