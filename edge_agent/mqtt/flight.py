@@ -21,7 +21,7 @@ REPLIES, REPLIES_BYTES = 250, 4 * 2**20
 BEHIND = 2.0
 """Seconds after which a message of QoS 0 should have been written to the socket. Further ones are
 refused until it is: they would come ever later, and so would the answer to a ping."""
-SMALL = 10_000
+SMALL = 32_000
 """Bytes of a message, up to which it may wait so long; a larger one a quarter of that."""
 BEHIND_FOR = 60.0
 """How long after that it is a problem, seconds."""

@@ -190,7 +190,7 @@ class Feeds:
         once, and are said to run just before they do, so it must say so twice.
         """
         for topic in list(self._early):
-            ready = topic in self._readers and runs(topic)
+            ready = self._holding(topic) > 0 and runs(topic)
             with self._lock:
                 early = self._early.get(topic)
                 if early is None:
