@@ -75,7 +75,10 @@ def load_settings(options: Any, *, needed: bool = False) -> Any:
 
 
 def broker_settings(options: Any) -> Any:
-    """Read the settings for a command that talks to a broker; `--broker` replaces the URL."""
+    """Read the settings for a command that talks to a broker; `--broker` replaces the URL.
+
+    Where that names a user, it replaces the user of the settings, too, with the password.
+    """
     from dataclasses import replace
 
     settings = load_settings(options)
@@ -86,6 +89,10 @@ def broker_settings(options: Any) -> Any:
         address = broker.address
     except UsageError as problem:
         raise UsageError(f"--broker: {problem}") from None
+    if address.username is not None:
+        before = broker.username or settings.broker.address.username
+        is_same = before in {None, address.username} and address.password is None
+        broker = replace(broker, username=None, password=broker.password if is_same else None)
     if not address.tls:
         broker = replace(broker, ca_file=None, cert_file=None, key_file=None)
     return replace(settings, broker=broker)

@@ -746,6 +746,40 @@ def test_a_password_is_taken_from_where_it_stands(
     assert running.stop() == 0
 
 
+@pytest.mark.parametrize(
+    ("user", "username", "password", "is_let_in"),
+    [
+        ("box:p%40ss%3Aword@", "edge-01", "other", True),
+        ("box:mistaken@", "box", "p@ss:word", False),
+        ("box@", "edge-01", "p@ss:word", False),
+        ("box@", "box", "p@ss:word", True),
+        ("box@", None, "p@ss:word", True),
+        ("", "box", "p@ss:word", True),
+    ],
+)
+def test_a_user_on_the_command_line_is_not_the_one_of_the_settings(
+    guarded: Guarded,
+    tmp_path: Path,
+    user: str,
+    username: str | None,
+    password: str,
+    is_let_in: bool,
+) -> None:
+    """Who named himself worked as the device of a file that was found by itself, in silence.
+
+    A password without a user, as of the environment, and that of the same user stay.
+    """
+    entries = {"username": username} if username else {}
+    config = tmp_path / "config.toml"
+    entries["password"] = password
+    config.write_text(agent_settings("box", "mqtt://localhost", [], broker=entries))
+    url = f"mqtt://{user}127.0.0.1:{guarded.port}"
+    said = call_cli("status", "--config", str(config), "--broker", url)
+    words = "knows of no device" if is_let_in else "refused the connection: Not authorized"
+    assert said.code == 1
+    assert words in said.error
+
+
 def test_a_wrong_password_is_tried_until_it_is_right(
     guarded: Guarded,
     listen: Listeners,
