@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tomllib
 import zipfile
+from contextlib import suppress
 from importlib.metadata import PathDistribution
 from pathlib import Path
 
@@ -44,7 +45,7 @@ from edge_agent.core.errors import AgentError, UsageError
 from edge_agent.core.files import sync_folder
 from edge_agent.models.importing import import_model
 from edge_agent.sources.spec import parse_source
-from tests.helpers.small_disk import durable_disk
+from tests.helpers.small_disk import durable_disk, small_disk
 from tests.helpers.support import CHECKOUT, call_cli
 
 PYTHON = Path(sys.executable)
@@ -454,6 +455,18 @@ def test_wrong_settings_are_not_taken(places: tuple[Path, Path], wrong: str, say
     assert "\n" not in str(problem.value)
     assert settings.read_text() == 'device_id = "before"\n'
     assert {path.name for path in settings.parent.iterdir()} == {"config.toml", "tls"}
+
+
+def test_where_there_is_no_room_for_settings_is_said(tmp_path: Path) -> None:
+    """It was "No space left on device" alone."""
+    config = tmp_path / "mine.toml"
+    config.write_text('device_id = "box"\n')
+    with small_disk(tmp_path / "etc", "64k") as etc:
+        with suppress(OSError):
+            (etc / "others").write_bytes(bytes(1 << 17))
+        with pytest.raises(OSError, match="No space left") as problem:
+            check(config, etc / "config.toml", PYTHON)
+    assert problem.value.filename == str(etc / ".config.toml.new")
 
 
 MOVED = """

@@ -112,6 +112,9 @@ def _laid_out(config: Path, settings: Path) -> Iterator[Path]:
         with os.fdopen(descriptor, "wb") as file:
             file.write(config.read_bytes())
         yield taken
+    except OSError as problem:  # a write does not say to which file
+        problem.filename = problem.filename or str(taken)
+        raise
     finally:
         taken.unlink(missing_ok=True)
 
