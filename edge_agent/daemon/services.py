@@ -36,6 +36,7 @@ from ..mqtt.command_memory import CommandMemory
 from ..mqtt.connection import ReceivedMessage
 from ..mqtt.requests import Command, Requests
 from ..mqtt.subscriptions import Handler
+from ..mqtt.tls import Renewal
 from ..runtime.pipelines.commands import PipelineCommands
 from ..runtime.pipelines.runner import Runner
 from ..serving.tasks import Upkeep
@@ -265,6 +266,7 @@ def _health(
             inventory.verdicts.problems,
             runner.sinks.problems,
             answers.models.problems,
+            Renewal(lambda: runner.settings.broker).problems,
             *(each.problems for each in told),
             lambda: inventory.other_variants(s.model.folder for s in active.all() if s.model),
         ),

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import errno
 import socket
+from datetime import UTC, datetime
 
 from ..config.settings import Broker
+from .tls import ends, expired
 
 NOT_AUTHORIZED = 0x87
 BAD_PASSWORD = 0x86
@@ -16,9 +18,10 @@ BAD_CLIENT_ID = 0x85
 """MQTT 5 reason codes; paho translates 3.1.1 codes to them."""
 ACCESS_LIST = "see its access list"
 WRONG_NAME = "give broker.url a name that it is for"
+EXPIRED = 10
 MENDS = {
     9: "compare this device's clock",
-    10: "the broker needs a new one, or this device's clock is wrong",
+    EXPIRED: "the broker needs a new one, or this device's clock is wrong",
     62: WRONG_NAME,
     64: WRONG_NAME,
 }
@@ -52,7 +55,17 @@ def hang_up_hint(broker: Broker) -> str:
         return "; if this is its port for TLS, the url begins with mqtts://"
     if broker.cert_file is None:
         return "; it may want a client certificate: set broker.cert_file and broker.key_file"
+    if why := _expired(broker, "cert_file"):
+        return f"; our certificate {why}"
     return "; it may not trust our certificate: look at broker.cert_file and broker.key_file"
+
+
+def _expired(broker: Broker, key: str) -> str:
+    """Return since when a certificate of `[broker]` has expired, and the mend; "": it has not."""
+    end = ends(broker).get(key)
+    if end is None or end > datetime.now(UTC):
+        return ""
+    return f"{expired(end)}: renew broker.{key}"
 
 
 def explain_unreachable(problem: BaseException, broker: Broker) -> str:
@@ -64,7 +77,10 @@ def explain_unreachable(problem: BaseException, broker: Broker) -> str:
     # Attributes of ssl's exceptions; that module may not be imported.
     distrust = getattr(problem, "verify_message", None)
     if distrust is not None:
-        mend = MENDS.get(getattr(problem, "verify_code", 0), "see broker.ca_file")
+        code = getattr(problem, "verify_code", 0)
+        mend = MENDS.get(code, "see broker.ca_file")
+        if code == EXPIRED and (why := _expired(broker, "ca_file")):
+            mend = f"the authority's certificate {why}"
         return f"its certificate is not trusted ({distrust.rstrip('.')}); {mend}"
     alert = getattr(problem, "reason", None)
     if isinstance(alert, str):

@@ -3,18 +3,33 @@
 from __future__ import annotations
 
 import logging
+import re
+from binascii import a2b_base64
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..config.settings import Broker
 from ..core.errors import UsageError
+from ..core.logs import Latch
 from ..core.plain_file import open_plain_file
 
 if TYPE_CHECKING:
     import ssl
 
 log = logging.getLogger(__name__)
+
+CHECK_DAYS, HEALTH_DAYS = 30, 14
+"""How long before a certificate expires `check` and health say so."""
+_EXPIRING = {
+    "cert_file": ("our certificate", "the broker takes no new connection with it"),
+    "ca_file": ("the authority's certificate", "no broker is trusted"),
+}
+_PEM = re.compile(rb"-----BEGIN (?:TRUSTED )?CERTIFICATE-----(.*?)-----END ", re.DOTALL)
+_UTC_TIME = 0x17
+"""Tag of a time whose year has two digits (RFC 5280, 4.1.2.5.1)."""
 
 
 class Certificates:
@@ -104,3 +119,89 @@ def tls_context(broker: Broker) -> ssl.SSLContext | None:
             "its key without a passphrase, in PEM form"
         ) from None
     return context
+
+
+class Renewal:
+    """Says in health, and once in the log, that certificates of `[broker]` must be renewed."""
+
+    def __init__(self, broker: Callable[[], Broker]) -> None:
+        """Say so of the certificates that the settings name at the time."""
+        self._broker = broker
+        self._files: list[tuple[int, int, int]] | None = None
+        self._ends: Mapping[str, datetime] = {}
+        self._due = Latch()
+
+    def problems(self) -> list[str]:
+        """Return a reason for each certificate that expires soon, or has."""
+        broker = self._broker()
+        files = _files(broker)
+        if files != self._files:
+            self._files, self._ends = files, ends(broker)
+        said = expiring(self._ends, HEALTH_DAYS)
+        if self._due.begins(bool(said)):
+            log.warning("%s", "; ".join(said))
+        return said
+
+
+def expiring(found: Mapping[str, datetime], days: int) -> list[str]:
+    """Return a text for each certificate that expires within so many days, or has.
+
+    A clock that has not been set is behind: what has expired by it has.
+    """
+    now = datetime.now(UTC)
+    lines = []
+    for key, end in found.items():
+        if end - now < timedelta(days=days):
+            whose, effect = _EXPIRING[key]
+            then = f"expires on {end:%Y-%m-%d}; after that" if end > now else f"{expired(end)};"
+            lines.append(f"broker: {whose} {then} {effect}: renew broker.{key}")
+    return lines
+
+
+def expired(end: datetime) -> str:
+    """Return the words for a certificate that has expired."""
+    return f"expired on {end:%Y-%m-%d}, if this device's clock is right"
+
+
+def ends(broker: Broker) -> dict[str, datetime]:
+    """Return when the certificates of `[broker]` expire, by setting, where that can be read.
+
+    Of `ca_file`, which may hold several authorities, the last; of `cert_file` the first in it,
+    which is ours.
+    """
+    found = {}
+    if broker.address.tls:
+        for key, name in (("cert_file", broker.cert_file), ("ca_file", broker.ca_file)):
+            with suppress(OSError, ValueError, IndexError):
+                if name is not None:
+                    with open_plain_file(name) as file:
+                        held = [_end(a2b_base64(each)) for each in _PEM.findall(file.read())]
+                    found[key] = held[0] if key == "cert_file" else max(held)
+    return found
+
+
+def _end(certificate: bytes) -> datetime:
+    """Return when a certificate in DER form expires (RFC 5280, 4.1).
+
+    Python's ssl tells that of other parties' only; `cryptography` would take 12 MB of memory.
+    """
+    fields = _elements(_elements(_elements(certificate)[0][1])[0][1])
+    # Version, serial number, signature, issuer, validity; version 1 has none.
+    validity = fields[4 if fields[0][0] == 0xA0 else 3][1]
+    tag, text = _elements(validity)[1]
+    time = text.decode()
+    if tag == _UTC_TIME:
+        time = ("19" if time >= "50" else "20") + time
+    return datetime.fromisoformat(f"{time[:8]}T{time[8:]}")
+
+
+def _elements(data: bytes) -> list[tuple[int, bytes]]:
+    """Return the tags and contents of the elements in *data* (X.690, 8.1)."""
+    found, at = [], 0
+    while at < len(data):
+        tag, size, at = data[at], data[at + 1], at + 2
+        if size > 0x7F:
+            size, at = int.from_bytes(data[at : at + size - 0x80], "big"), at + size - 0x80
+        found.append((tag, data[at : at + size]))
+        at += size
+    return found

@@ -23,8 +23,8 @@ class Issued:
     key: ec.EllipticCurvePrivateKey
 
 
-def issue(folder: Path, name: str, issuer: Issued | None = None) -> Issued:
-    """Make a certificate for 127.0.0.1, signed by *issuer* or by itself."""
+def issue(folder: Path, name: str, issuer: Issued | None = None, *, days: float = 99) -> Issued:
+    """Make a certificate for 127.0.0.1, signed by *issuer* or by itself, for so many *days*."""
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     now = dt.datetime.now(dt.UTC)
@@ -34,8 +34,8 @@ def issue(folder: Path, name: str, issuer: Issued | None = None) -> Issued:
         .issuer_name(issuer.certificate.subject if issuer else subject)
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
-        .not_valid_before(now - dt.timedelta(days=1))
-        .not_valid_after(now + dt.timedelta(days=1))
+        .not_valid_before(now - dt.timedelta(days=20))
+        .not_valid_after(now + dt.timedelta(days=days))
         .add_extension(
             x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]),
             critical=False,

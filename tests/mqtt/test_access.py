@@ -459,8 +459,14 @@ class TlsBroker:
 @pytest.fixture(scope="module")
 def tls(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TlsBroker]:
     """Start a broker with mutual TLS."""
-    folder = tmp_path_factory.mktemp("tls")
-    authority = issue(folder, "authority")
+    started = start_tls(tmp_path_factory.mktemp("tls"))
+    yield started
+    started.broker.stop()
+
+
+def start_tls(folder: Path, *, days: float = 99) -> TlsBroker:
+    """Start a broker with mutual TLS, whose authority's certificate is valid for so many days."""
+    authority = issue(folder, "authority", days=days)
     server = issue(folder, "server", authority)
     secure, plain_port = free_port(), free_port()
     broker = Mosquitto(
@@ -471,10 +477,9 @@ def tls(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TlsBroker]:
         f"certfile {server.cert_file}\nkeyfile {server.key_file}\nrequire_certificate true\n",
         port=plain_port,
     )
-    yield TlsBroker(
+    return TlsBroker(
         broker, secure, authority, issue(folder, "box", authority), issue(folder, "stranger")
     )
-    broker.stop()
 
 
 def test_mutual_tls(
@@ -527,6 +532,58 @@ def test_renewed_certificates_are_used_without_a_restart(
         wait_until(lambda words=said: words in running.words(), said)  # type: ignore[misc]
     listener.wait_state(f"{D}/status", state="online")
     assert running.stop() == 0
+
+
+def test_a_certificate_is_to_be_renewed_before_it_locks_the_device_out(
+    tls: TlsBroker,
+    listen: Listeners,
+    agent: Agents,
+    models: list[str],
+    pipeline: dict[str, object],
+    tmp_path: Path,
+) -> None:
+    """`check` notes it 30 days before, health and the log 14 days; once renewed, all is well."""
+    broker = tls.settings(tls.client)
+    files = {key: tmp_path / f"{key}.pem" for key in ("cert_file", "key_file")}
+    broker |= {key: str(path) for key, path in files.items()}
+
+    def renew(days: float) -> str:
+        issued = issue(tmp_path / "issued", "box", tls.authority, days=days)
+        for key, path in files.items():
+            shutil.copy(getattr(issued, key), path)
+        return f"our certificate expires on {issued.certificate.not_valid_after_utc:%Y-%m-%d}"
+
+    words = renew(20)
+    listener = listen(tls.broker.port)
+    running = agent(agent_settings("box", "", [pipeline], models_dirs=models, broker=broker))
+    listener.wait_state(f"{D}/health", state="ok")
+    done = run_cli("check", "--config", str(running.config))
+    assert f"note  broker: {words}" in done.stdout
+    assert f"ok    broker: {broker['url']}" in done.stdout
+    words = renew(10)
+    (why,) = listener.wait_state(f"{D}/health", state="degraded")["why"]
+    assert why.startswith(f"broker: {words}")
+    assert "broker.cert_file" in why
+    assert running.words().count(words) == 1
+    renew(40)
+    listener.wait_state(f"{D}/health", state="ok")
+    assert running.stop() == 0
+
+
+@pytest.mark.parametrize("whose", ["our", "the authority's"])
+def test_the_certificate_that_has_expired_is_named(tmp_path: Path, whose: str) -> None:
+    """The broker was said not to trust ours, and to need a new one itself."""
+    ours = whose == "our"
+    tls = start_tls(tmp_path, days=99 if ours else -1)
+    client = issue(tmp_path, "old", tls.authority, days=-1)
+    settings: dict[str, Any] = {**tls.settings(client)}
+    end = f"{client.certificate.not_valid_after_utc:%Y-%m-%d}"
+    mend = f"renew broker.{'cert_file' if ours else 'ca_file'}"
+    try:
+        with pytest.raises(BrokerError, match=f"; {whose} certificate expired on {end}.*{mend}"):
+            connect(Broker(**settings), "box", hooks=Hooks())
+    finally:
+        tls.broker.stop()
 
 
 def test_tls_is_imported_only_where_it_is_used(tls: TlsBroker) -> None:

@@ -471,13 +471,15 @@ def _taken(port: int, host: str = "127.0.0.1") -> str | None:
 
 
 def _device(settings: Settings) -> list[str]:
-    """List the problems of the machine itself, worded as in health."""
+    """List the problems of the machine and of its certificates, worded as in health."""
     from ...core.files import check_state_folder
     from ...device.pressure import disk_problems, memory_problems
     from ...device.thermal import Thermometer
+    from ...mqtt.tls import CHECK_DAYS, ends, expiring
 
+    due = expiring(ends(settings.broker), CHECK_DAYS)
     disk = disk_problems(check_state_folder(settings.state))
-    return [*Thermometer().read().problems(), *memory_problems(), *disk]
+    return [*Thermometer().read().problems(), *memory_problems(), *disk, *due]
 
 
 def _trust(report: Report, trust: Trust) -> None:
