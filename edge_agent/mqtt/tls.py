@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import re
-from binascii import a2b_base64
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
@@ -27,7 +26,7 @@ _EXPIRING = {
     "cert_file": ("our certificate", "the broker takes no new connection with it"),
     "ca_file": ("the authority's certificate", "no broker is trusted"),
 }
-_PEM = re.compile(rb"-----BEGIN (?:TRUSTED )?CERTIFICATE-----(.*?)-----END ", re.DOTALL)
+_PEM = rb"-----BEGIN (?:TRUSTED )?CERTIFICATE-----([^-]*)-----END "
 _UTC_TIME = 0x17
 """Tag of a time whose year has two digits (RFC 5280, 4.1.2.5.1)."""
 
@@ -171,11 +170,13 @@ def ends(broker: Broker) -> dict[str, datetime]:
     """
     found = {}
     if broker.address.tls:
+        from binascii import a2b_base64  # not at the start
+
         for key, name in (("cert_file", broker.cert_file), ("ca_file", broker.ca_file)):
             with suppress(OSError, ValueError, IndexError):
                 if name is not None:
                     with open_plain_file(name) as file:
-                        held = [_end(a2b_base64(each)) for each in _PEM.findall(file.read())]
+                        held = [_end(a2b_base64(each)) for each in re.findall(_PEM, file.read())]
                     found[key] = held[0] if key == "cert_file" else max(held)
     return found
 
