@@ -20,6 +20,7 @@ from ..core.errors import BrokerError
 from ..core.frozen import record
 from . import paho_client
 from .connection import ALL, TAKEN_OVER, UNSPECIFIED, Abilities, Connection, Hooks, Node, Will
+from .diagnose import connack_hint, explain_unreachable, hang_up_hint
 from .hang_ups import OVER_MESSAGE
 from .paho_client import CONNECT_TIMEOUT, NODE_EXPIRY, Where, make_client
 from .tls import Certificates, tls_context
@@ -35,6 +36,9 @@ SILENCE = 5.0
 discard packets that they cannot read and keep the connection (amqtt 0.12)."""
 LATE = 0.2
 """Seconds that such a broker then has to answer after all: it may have hung, and speak MQTT 5."""
+HELD = 1.0
+"""Seconds until 3.1.1 is accepted after which the broker may have come back only now: haproxy holds
+connections for three."""
 TICK = 0.02
 """Seconds between checks for the answer to CONNECT."""
 UNSUPPORTED_PROTOCOL = frozenset({0x84, 0x01})
@@ -73,6 +77,7 @@ class Left:
     """Whether its sessions may be those of the other nodes, too."""
     since: float = -math.inf
     """When that connection began, monotonic seconds."""
+    protocol: int = 4
 
     def outdates(self, where: Where) -> bool:
         """Whether what another node may still keep for us was carried out meanwhile."""
@@ -118,9 +123,8 @@ def connect(
     first = 1 + next((n for n, (_, where) in enumerate(places) if left and where == left.where), -1)
     for node, where in places[first:] + places[:first]:
         own = Node(where, node.address, nodes > 1)
-        clean = nodes > 1 and left is not None and left.outdates(where)
         attempt = _Attempt(
-            node, own, client_id, hooks, will, tls, session, stopping, abilities, clean
+            node, own, client_id, hooks, will, tls, session, stopping, abilities, left
         )
         try:
             return attempt.reach(protocol or broker.protocol)
@@ -138,8 +142,6 @@ def connect(
 
 
 def _unreachable(broker: Broker, problem: BaseException) -> BrokerError:
-    from .diagnose import explain_unreachable
-
     error = BrokerError(
         f"{broker.address} cannot be reached: {explain_unreachable(problem, broker)}"
     )
@@ -160,11 +162,11 @@ class _Attempt:
     session: bool
     stopping: threading.Event | None
     abilities: Abilities
-    clean: bool
-    """Whether an earlier session is discarded."""
+    left: Left | None
 
-    def reach(self, wanted: int) -> Connection:
-        """Connect; if the node refuses MQTT 5, use 3.1.1."""
+    def reach(self, wanted: int, *, again: bool = False) -> Connection:
+        """Connect; if the node refuses MQTT 5, use 3.1.1; *again*: it was only away."""
+        began = time.monotonic()
         try:
             return self._speak(wanted, first_choice=True)
         except RefusesProtocol as refusal:
@@ -176,14 +178,17 @@ class _Attempt:
             waiting = refusal.waiting
             try:
                 connection = self._speak(4, first_choice=False)
-                late = waiting is not None and waiting.answered.wait(LATE)
+                there = waiting is not None and waiting.answered.wait(LATE)
             finally:
                 if waiting is not None:
                     waiting.close()
-            if late:
-                # It speaks MQTT 5, and was only busy.
+            if not (refusal.explicit or refusal.silent):
+                held = time.monotonic() - began > HELD
+                there = held or (self.left is not None and self.left.protocol == 5)
+            if there and not again:
+                # It speaks MQTT 5, and was only busy, or away behind a proxy.
                 connection.close()
-                return self._speak(wanted, first_choice=True)
+                return self.reach(wanted, again=True)
             connection.protocol_confirmed = refusal.explicit
             log.warning("broker: %s: speaking MQTT 3.1.1", refusal)
             return connection
@@ -201,18 +206,19 @@ class _Attempt:
                 can = refusal.abilities
 
     def _connect(self, protocol: int, abilities: Abilities) -> Connection:
-        broker, will, where = self.broker, self.will, self.node.where
+        broker, will, node, left = self.broker, self.will, self.node, self.left
         address = broker.address
         client = make_client(
-            broker, where, self.client_id, protocol, self.tls, session=self.session
+            broker, node.where, self.client_id, protocol, self.tls, session=self.session
         )
         if will is not None:
             client.will_set(will.topic, will.payload, abilities.qos, retain=abilities.retain)
         connection = Connection(client, protocol, abilities, self.hooks, manual_ack=self.session)
         options = {}
         if protocol == 5:
+            clean = node.has_others and left is not None and left.outdates(node.where)
             options = paho_client.session_options(
-                keep=self.session, clean=self.clean, others=self.node.has_others
+                keep=self.session, clean=clean, others=node.has_others
             )
         try:
             try:
@@ -227,7 +233,7 @@ class _Attempt:
             except (OSError, ValueError) as problem:
                 connection.close()  # its sockets may be the last files that can be opened
                 raise _unreachable(broker, problem) from problem
-            _await_answer(connection, broker, self.stopping, will)
+            self._await_answer(connection)
         except RefusesProtocol as refusal:
             if refusal.silent:
                 refusal.waiting = connection
@@ -237,57 +243,51 @@ class _Attempt:
         except BaseException:
             connection.close()
             raise
-        connection.node = self.node
+        connection.node = node
         return connection
 
+    def _await_answer(self, connection: Connection) -> None:
+        """Wait for a positive CONNACK.
 
-def _await_answer(
-    connection: Connection, broker: Broker, stopping: threading.Event | None, will: Will | None
-) -> None:
-    """Wait for a positive CONNACK.
-
-    Raises:
-        RefusesProtocol: the broker refuses this MQTT version, or may have.
-        RefusesWill: the broker refuses the last will, or may have.
-        BrokerError: the broker refuses the connection, or does not answer.
-    """
-    address, newest = broker.address, connection.protocol == 5
-    # Counted in waits, not by the clock: time during which this process was stopped is not held
-    # against the broker.
-    left = round((SILENCE if newest else CONNECT_TIMEOUT) / TICK)
-    while not (connection.answered.wait(TICK) or connection.gone.is_set()):
-        left -= 1
-        if stopping is not None and stopping.is_set():
-            raise BrokerError(f"{address} does not answer")
-        if left <= 0:
+        Raises:
+            RefusesProtocol: the broker refuses this MQTT version, or may have.
+            RefusesWill: the broker refuses the last will, or may have.
+            BrokerError: the broker refuses the connection, or does not answer.
+        """
+        broker, newest, will = self.broker, connection.protocol == 5, self.will
+        address, can = broker.address, connection.abilities
+        # Counted in waits, not by the clock: time during which this process was stopped is not held
+        # against the broker.
+        left = round((SILENCE if newest else CONNECT_TIMEOUT) / TICK)
+        while not (connection.answered.wait(TICK) or connection.gone.is_set()):
+            left -= 1
+            if self.stopping is not None and self.stopping.is_set():
+                raise BrokerError(f"{address} does not answer")
+            if left <= 0:
+                if newest:
+                    words = f"{address} does not answer to MQTT 5"
+                    raise RefusesProtocol(words, explicit=False, silent=True)
+                raise BrokerError(f"{address} does not answer; is it an MQTT broker, and at work?")
+        if not connection.answered.is_set():
             if newest:
-                words = f"{address} does not answer to MQTT 5"
-                raise RefusesProtocol(words, explicit=False, silent=True)
-            raise BrokerError(f"{address} does not answer; is it an MQTT broker, and at work?")
-    if not connection.answered.is_set():
-        if newest:
-            # Old brokers close the connection without a CONNACK.
-            raise RefusesProtocol(f"{address} closed the connection on MQTT 5", explicit=False)
-        from .diagnose import hang_up_hint
-
-        why = f"{address} closed the connection{hang_up_hint(broker)}"
-        if will is not None:
-            # In 3.1.1 there is no other way to refuse a will (mosquitto 2).
-            raise RefusesWill(why, Abilities(qos=0, retain=False))
-        raise BrokerError(why)
-    if connection.refusal is not None:
-        code, reason = connection.refusal.code, connection.refusal.reason
-        if newest and code in UNSUPPORTED_PROTOCOL:
-            raise RefusesProtocol(f"{address} refuses MQTT 5 ({reason})", explicit=True)
-        can = connection.abilities
-        if will is not None and code in {NO_RETAIN, LOWER_QOS}:
-            raise RefusesWill(
-                f"{address} refuses the last will: {reason}",
-                Abilities(0, can.retain) if code == LOWER_QOS else Abilities(can.qos, retain=False),
-            )
-        from .diagnose import connack_hint
-
-        raise BrokerError(f"{address} refused the connection: {reason}{connack_hint(code, broker)}")
+                # Old brokers close the connection without a CONNACK.
+                raise RefusesProtocol(f"{address} closed the connection on MQTT 5", explicit=False)
+            hint = hang_up_hint(broker, accepted=self.left is not None)
+            why = f"{address} closed the connection{hint}"
+            if will is not None:
+                # In 3.1.1 there is no other way to refuse a will (mosquitto 2).
+                raise RefusesWill(why, Abilities(qos=0, retain=False))
+            raise BrokerError(why)
+        if connection.refusal is not None:
+            code, reason = connection.refusal.code, connection.refusal.reason
+            if newest and code in UNSUPPORTED_PROTOCOL:
+                raise RefusesProtocol(f"{address} refuses MQTT 5 ({reason})", explicit=True)
+            if will is not None and code in {NO_RETAIN, LOWER_QOS}:
+                lower = code == LOWER_QOS
+                less = Abilities(0, can.retain) if lower else Abilities(can.qos, retain=False)
+                raise RefusesWill(f"{address} refuses the last will: {reason}", less)
+            hint = connack_hint(code, broker)
+            raise BrokerError(f"{address} refused the connection: {reason}{hint}")
 
 
 STABLE = 30.0
@@ -468,12 +468,13 @@ class Reconnect:
     def _left_by(self, connection: Connection) -> Left:
         """Return what a move to this connection's node, if it was one, says of the nodes."""
         where, before, now = connection.node.where, self._left, time.monotonic()
-        if before is None or before.where == where or not connection.node.has_others:
-            return Left(where, before is None or before.shared, now)
-        # A node that shares sessions has ours, if it was not away for too long.
-        if before.outdates(where) or now - self._steadiness.lost_at > NODE_EXPIRY:
-            return Left(where, before.shared, now)
-        return Left(where, connection.resumed, now)
+        shared, late = True, now - self._steadiness.lost_at > NODE_EXPIRY
+        if before is not None:
+            moved = before.where != where and connection.node.has_others
+            # A node that shares sessions has ours, if it was not away for too long.
+            told = moved and not (before.outdates(where) or late)
+            shared = connection.resumed if told else before.shared
+        return Left(where, shared, now, connection.protocol)
 
     def _report_lost(self, connection: Connection) -> float:
         """Report why a connection was lost; return the seconds to wait before the next."""

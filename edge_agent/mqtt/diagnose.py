@@ -1,7 +1,4 @@
-"""Explains why a broker refuses a connection or a message, and how to fix it.
-
-Imported only when a broker refuses.
-"""
+"""Explains why a broker refuses a connection or a message, and how to fix it."""
 
 from __future__ import annotations
 
@@ -17,6 +14,8 @@ BAD_PASSWORD = 0x86
 BAD_CLIENT_ID = 0x85
 """MQTT 5 reason codes; paho translates 3.1.1 codes to them."""
 ACCESS_LIST = "see its access list"
+PROXY = "a proxy whose broker is away"
+"""Such as haproxy, or a stream of nginx: it takes the connection all the same."""
 WRONG_NAME = "give broker.url a name that it is for"
 EXPIRED = 10
 MENDS = {
@@ -49,10 +48,23 @@ def connack_hint(code: int, broker: Broker) -> str:
     return f" (user {user}); {mend}"
 
 
-def hang_up_hint(broker: Broker) -> str:
-    """Return a hint after a close without CONNACK, beginning with punctuation, or ""."""
+def hang_up_hint(broker: Broker, *, accepted: bool) -> str:
+    """Return a hint after a close without CONNACK, beginning with punctuation.
+
+    *accepted*: an earlier connection with these settings was accepted.
+    """
+    hint = _alert_hint(broker)
+    if _expired(broker, "cert_file"):
+        return hint
+    if accepted:
+        more = "" if broker.cert_file is None else ", or no longer trust our certificate"
+        return f"; it may be {PROXY}{more}"
     if not broker.address.tls:
-        return "; if this is its port for TLS, the url begins with mqtts://"
+        hint = "; if this is its port for TLS, the url begins with mqtts://"
+    return f"{hint}; or it is {PROXY}"
+
+
+def _alert_hint(broker: Broker) -> str:
     if broker.cert_file is None:
         return "; it may want a client certificate: set broker.cert_file and broker.key_file"
     if why := _expired(broker, "cert_file"):
@@ -85,7 +97,7 @@ def explain_unreachable(problem: BaseException, broker: Broker) -> str:
     alert = getattr(problem, "reason", None)
     if isinstance(alert, str):
         # Only an alert is the broker's answer; without one it may not even use TLS.
-        hint = hang_up_hint(broker) if "ALERT" in alert else "; is this its port for TLS?"
+        hint = _alert_hint(broker) if "ALERT" in alert else "; is this its port for TLS?"
         hint = "; it requires another TLS version" if "PROTOCOL_VERSION" in alert else hint
         return f"{alert.lower().replace('_', ' ')}{hint}"
     if isinstance(problem, OSError) and problem.errno == errno.EINVAL:

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import getpass
 import importlib.util
+import math
 import os
 import resource
 import shutil
@@ -24,7 +25,7 @@ import pytest
 
 from edge_agent.config.settings import Broker
 from edge_agent.core.errors import BrokerError
-from edge_agent.mqtt.connecting import connect
+from edge_agent.mqtt.connecting import HELD, connect
 from edge_agent.mqtt.connection import Connection, Hooks
 from edge_agent.mqtt.diagnose import explain_unreachable
 from edge_agent.ui.reader import Reader
@@ -154,6 +155,67 @@ def test_a_broker_that_refuses_mqtt_5_is_tried_with_3_1_1(
     finally:
         relay.shut()
         relay.cut()
+
+
+class Proxy(Relay):
+    """Takes connections while its broker is away, too, and ends them after *seconds*."""
+
+    def __init__(self, target: int, *, away: float, seconds: float = 0.0) -> None:
+        super().__init__(target)
+        self.away = away
+        """CONNECTs until the broker is back."""
+        self.seconds = seconds
+
+    def first_words(self, words: bytes) -> bytes | None:
+        """Say nothing while the broker is away."""
+        del words
+        if not self.away:
+            return None
+        self.away -= 1
+        threading.Event().wait(self.seconds)
+        return b""
+
+
+def test_a_broker_behind_a_proxy_is_spoken_to_with_mqtt_5_once_it_is_back(
+    broker: Mosquitto,
+) -> None:
+    """It came back between the attempts with MQTT 5 and 3.1.1, and was taken for an old one."""
+    proxy = Proxy(broker.port, away=1, seconds=HELD)  # as haproxy does, at our start
+    client = make_client(proxy.url)
+    threading.Thread(target=client.run, daemon=True).start()
+    try:
+        for number in range(2):
+            wait_until(lambda n=number: client.counters().reconnects == n, "a connection")  # type: ignore[misc]
+            wait_until(lambda: client.connected, "a connection")
+            assert client._outbox.connection.protocol == 5  # type: ignore[union-attr]
+            proxy.away, proxy.seconds = 1, 0.0  # as nginx does, and later
+            proxy.cut()
+    finally:
+        client.close()
+        proxy.shut()
+        proxy.cut()
+
+
+def test_a_proxy_whose_broker_is_away_is_no_reason_to_change_settings(broker: Mosquitto) -> None:
+    """Whom the broker had accepted was told to set a client certificate, or the port for TLS."""
+    proxy = Proxy(broker.port, away=2)
+    words = f"{proxy.url} closed the connection; "
+    client = make_client(proxy.url)
+    try:
+        with pytest.raises(BrokerError) as refused:
+            connect(Broker(url=proxy.url), "new", hooks=Hooks())
+        either = "if this is its port for TLS, the url begins with mqtts://; or it is a proxy"
+        assert str(refused.value) == f"{words}{either} whose broker is away"
+        threading.Thread(target=client.run, daemon=True).start()
+        wait_until(lambda: client.connected, "a connection")
+        proxy.away = math.inf
+        proxy.cut()
+        said = f"{words}it may be a proxy whose broker is away"
+        wait_until(lambda: client.counters().problem == said, "the reason")
+    finally:
+        client.close()
+        proxy.shut()
+        proxy.cut()
 
 
 def give_addresses(monkeypatch: pytest.MonkeyPatch, *addresses: str) -> None:
