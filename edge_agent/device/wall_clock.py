@@ -20,6 +20,9 @@ from ..core.flight_recorder import FILE
 
 SYNCHRONIZED = "/run/systemd/timesync/synchronized"
 """Created by systemd-timesyncd when it has set the clock (systemd-timesyncd.service(8))."""
+BOOT_SECONDS = 600.0
+"""Time after boot within which the clock is usually set: until then it may go on from the time
+when the machine was switched off. The monotonic clock begins at boot."""
 _EVERY = 1.0
 """Seconds between checks whether the clock has been set."""
 _UNSYNCHRONIZED = 0x40
@@ -61,6 +64,11 @@ class WallClock:
             if self._is_set():
                 self._floor = min(self._floor, self._now())
         return read >= self._floor
+
+
+def may_be_behind() -> bool:
+    """Whether the machine has just booted and not set its clock yet, as far as the system says."""
+    return time.monotonic() < BOOT_SECONDS and not system_has_set_clock()
 
 
 def system_has_set_clock() -> bool:

@@ -144,7 +144,7 @@ class EventDispatcher:
         self.clips = Clips(Evidence(state / "evidence"), settings)
         self.clips.follow_settings()  # before their sources are opened
         self._journal = Journal(state / "events.json", topics.device)
-        self._totals = TotalsFile(state / "counts.json", self._journal.totals)
+        self._totals = TotalsFile(state / "counts.json", self._journal.totals, credible)
         self.engines = RuleEngines(
             self._totals,
             sinks,

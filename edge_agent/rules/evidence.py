@@ -68,7 +68,7 @@ class Evidence:
         self._keep_mb: int | None = None
         self._found = self._added = 0
         """Bytes in the folder when it was scanned, and bytes written since."""
-        self._began = time.time()
+        self._began = time.monotonic()
         self._writing: Path | None = None
         """The file that `keep` is writing."""
         self._pruning: threading.Thread | None = None
@@ -178,8 +178,9 @@ class Evidence:
 
         A power cut takes what was written last.
         """
-        # Without a battery the clock may start behind what the last run wrote.
-        if self._began < path.stat().st_mtime <= time.time() or path == self._writing:
+        # Without a battery the clock may start behind what the last run wrote, or be set meanwhile.
+        now, written = time.time(), path.stat().st_mtime
+        if now - (time.monotonic() - self._began) < written <= now or path == self._writing:
             return  # written by this run
         if path.name.endswith(f".mp4{PART}"):
             path.replace(path.with_name(path.name.removeprefix(".").removesuffix(PART)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,11 @@ class LineTotals:
         """Continue from the result of `content` in this or an earlier run; None: from zero."""
         self.changed = kept is None
         self._lock = threading.Lock()
-        self._since: str = kept["since"] if kept else payloads.iso(time.time_ns())
+        self.credible: Callable[[int], bool] = lambda _time_ns: True
+        """Whether a time of this device's clock, nanoseconds since 1970, may be right."""
+        self._began: tuple[int, float] | None = None
+        """When it began by the wall clock, ns, and by the monotonic one, until `credible`."""
+        self._since: str = kept["since"] if kept else self._begin()
         self._resets: int = kept.get("resets", 0) if kept else 0
         """How often they were reset: unlike the clock, it is never set back."""
         self._lines: dict[str, Ways] = {}
@@ -32,6 +36,23 @@ class LineTotals:
                 way: {str(label): int(count) for label, count in ways[way].items()}
                 for way in ("in", "out")
             }
+
+    def _begin(self) -> str:
+        self._began = now, _ = time.time_ns(), time.monotonic()
+        return payloads.iso(now)
+
+    def _look_at_clock(self) -> bool:
+        """Correct since when it counts once the clock is set; return whether it is not."""
+        if self._began is not None:
+            (wall, began), now = self._began, time.time_ns()
+            unset = not self.credible(wall)
+            if unset and not self.credible(now):
+                return True
+            self._began = None
+            if unset:
+                self._since = payloads.iso(now - int((time.monotonic() - began) * 1e9))
+                self.changed = True
+        return False
 
     def add(self, line: str, way: str, label: str) -> None:
         """Count one crossing."""
@@ -44,7 +65,7 @@ class LineTotals:
         """Start again from zero."""
         with self._lock:
             self._lines.clear()
-            self._since = payloads.iso(time.time_ns())
+            self._since = self._begin()
             self._resets += 1
             self.changed = True
 
@@ -59,7 +80,8 @@ class LineTotals:
             line: {way: dict(counts) for way, counts in self._lines.get(line, none).items()}
             for line in lines
         }
-        return {"lines": totals, "since": self._since}
+        unset = {"clock": payloads.UNSET} if self._look_at_clock() else {}
+        return {"lines": totals, "since": self._since, **unset}
 
     def content(self) -> dict[str, Any]:
         """Return all totals for storage."""
@@ -82,6 +104,8 @@ class LineTotals:
 
     def take_change(self) -> bool:
         """Return whether totals have changed since the last call."""
+        with self._lock:
+            self._look_at_clock()
         changed, self.changed = self.changed, False
         return changed
 
@@ -89,8 +113,17 @@ class LineTotals:
 class TotalsFile:
     """The file with the totals of all pipelines."""
 
-    def __init__(self, path: Path, journaled: Mapping[str, Any] | None = None) -> None:
-        """Read the stored totals; *journaled* by pipeline, from the journal, may be newer."""
+    def __init__(
+        self,
+        path: Path,
+        journaled: Mapping[str, Any] | None = None,
+        credible: Callable[[int], bool] = lambda _time_ns: True,
+    ) -> None:
+        """Read the stored totals; *journaled* by pipeline, from the journal, may be newer.
+
+        For *credible* see `LineTotals`.
+        """
+        self._credible = credible
         self._file = StateFile(path, "totals of lines")
         self._totals = self._file.read(_parse) or {}
         for pipeline, content in (journaled or {}).items():
@@ -105,7 +138,9 @@ class TotalsFile:
 
     def of(self, pipeline: str) -> LineTotals:
         """Return the totals of a pipeline."""
-        return self._totals.setdefault(pipeline, LineTotals(None))
+        totals = self._totals.setdefault(pipeline, LineTotals(None))
+        totals.credible = self._credible
+        return totals
 
     def save(self) -> set[str]:
         """Write changes, durably; return the pipelines whose totals have changed."""

@@ -19,6 +19,7 @@ from .. import BUILD_DATE
 from ..core.errors import SampleError
 from ..core.frozen import record
 from ..core.types import Array, Reading
+from ..device.wall_clock import may_be_behind
 
 USUAL = 3
 """A silence of this many usual intervals is a gap."""
@@ -77,8 +78,14 @@ class Counts:
 class Continuity:
     """Checks rows in their order of arrival. For use by one thread at a time."""
 
-    def __init__(self, gap_s: float | None, counts: Counts | None = None) -> None:
+    def __init__(
+        self,
+        gap_s: float | None,
+        counts: Counts | None = None,
+        clock_may_be_behind: Callable[[], bool] = may_be_behind,
+    ) -> None:
         """Set up; *gap_s*: longest silence that is not a gap, seconds; None: by usual intervals."""
+        self._clock_may_be_behind = clock_may_be_behind
         self.counts = counts or Counts()
         self._gap_s = gap_s
         self._steps: deque[float] = deque(maxlen=32)
@@ -185,10 +192,15 @@ class Continuity:
         data = rows.data
         latest = int(times.max())
         # As long as this device's own clock is not set, it is no measure of others.
-        if rows.time_ns >= EARLIEST_NS and latest > rows.time_ns + FUTURE_SECONDS * 1e9:
+        if (
+            latest > rows.time_ns + FUTURE_SECONDS * 1e9
+            and rows.time_ns >= EARLIEST_NS
+            and not self._clock_may_be_behind()
+        ):
             ahead = (latest - rows.time_ns) / 1e9
             raise SampleError(
-                f"its time lies {ahead:.0f} s in the future; is the sender's clock set?"
+                f"its time lies {ahead:.0f} s in the future; is the sender's clock set, and this "
+                "device's?"
             )
         if latest < EARLIEST_NS:
             raise SampleError(

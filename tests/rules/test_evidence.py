@@ -183,6 +183,21 @@ def test_a_clip_that_a_power_cut_has_cut_short_is_kept_where_the_clock_starts_be
     assert files(tmp_path) == ["e-1.mp4"]
 
 
+def test_a_clip_that_is_being_written_stays_where_the_clock_is_set_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half clips were listed as whole, and then `cannot be kept: No such file or directory`."""
+    now = time.time()
+    with monkeypatch.context() as patch:
+        patch.setattr(time, "time", lambda: now + 3600.0)
+        evidence = Evidence(tmp_path)
+    (tmp_path / "p").mkdir()
+    part = tmp_path / "p" / ".e-1.mp4.part"
+    part.write_bytes(PICTURE)
+    evidence.prune(1)
+    assert files(tmp_path) == [".e-1.mp4.part"]
+
+
 @pytest.mark.parametrize(("keep_mb", "left"), [(1, 5), (0, 0)])
 def test_a_limit_that_was_lowered_holds_from_the_start_on(
     tmp_path: Path, keep_mb: int, left: int

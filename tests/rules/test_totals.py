@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from edge_agent.config.rules import Line
 from edge_agent.config.settings import Pipeline
 from edge_agent.core.types import Detections, Outcome, Sample, Timing
+from edge_agent.mqtt.payloads import iso
 from edge_agent.rules.engines import RuleEngines
 from edge_agent.rules.totals import LineTotals, TotalsFile
 from edge_agent.runtime.pipelines.sinks import Sink, Sinks
@@ -150,3 +153,26 @@ def test_other_settings_begin_no_track_numbers_anew(tmp_path: Path) -> None:
         seen.append(found.tracks.tolist() if found.tracks is not None else None)
         engines.close("p", "reloaded")
     assert seen == [[1], [2]]
+
+
+def test_totals_that_began_before_the_clock_was_set_say_so_until_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`since` stayed in 1970 for ever, without a mark."""
+    released = 10**18
+
+    def file() -> TotalsFile:
+        return TotalsFile(tmp_path / "counts.json", credible=lambda time_ns: time_ns > released)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(time, "time_ns", lambda: 20 * 10**9)
+        totals = file()
+        totals.of("p").add("gate", "in", "a")
+        assert totals.save() == {"p"}
+        said = totals.of("p").of(["gate"])
+        assert (said["since"], said["clock"]) == ("1970-01-01T00:00:20.000Z", "unset")
+    assert totals.save() == {"p"}, "it is published again"
+    said = totals.of("p").of(["gate"])
+    assert "clock" not in said
+    assert iso(time.time_ns())[:4] == said["since"][:4]
+    assert file().of("p").of(["gate"]) == said

@@ -66,7 +66,12 @@ def test_openmqttgateway_1533_uptime_is_no_time(said: float) -> None:
 
 def test_a_device_whose_own_clock_is_not_set_takes_the_times_of_sensors() -> None:
     """All were refused until the network was back, as if their clocks were wrong."""
-    continuity, now = Continuity(None), time.time()
+    behind = iter([True, True, False])
+    continuity, now = Continuity(None, None, lambda: next(behind)), time.time()
+    for hours in (2, 1):  # it goes on from when it was switched off
+        reading = continuity.judge(rows_at(now - 3600 * hours, now - 86400, 1.0))
+        assert reading is not None
+        assert reading.time_ns == round((now - 3600 * hours) * 1e9)
     for number in range(3):
         reading = continuity.judge(rows_at(now + number, 60.0 + number, 1.0))
         assert reading is not None
