@@ -179,6 +179,10 @@ class EventDispatcher:
         """Return a new event name, unique over devices and runs."""
         return f"{self._origin[1].replace('-', '')[:12]}-{next(self._numbers)}"
 
+    def _is_dated(self, event: Event) -> bool:
+        """Whether its times may be right."""
+        return self._credible(event.time_ns) and self._credible(event.began_ns)
+
     def submit(self, *events: Event) -> None:
         """Accept simultaneous events from a rule or any other sender.
 
@@ -189,10 +193,7 @@ class EventDispatcher:
         carried out.
         """
         events += tuple(self.engines.completed(events))
-        made = [
-            (payload(each, *self._origin, clock=self._credible(each.time_ns)), each)
-            for each in events
-        ]
+        made = [(payload(each, *self._origin, clock=self._is_dated(each)), each) for each in events]
         crossed = {each.pipeline for each in events if each.when == "cross"}
         totals = {
             name: self._totals.of(name).content()

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -535,6 +536,21 @@ def test_oldest_unused_goes_first(store: Store) -> None:
     assert make_room(store, 1000, BIG, derived=collect.forms) == ()
     assert make_room(store, 300_000, taken, derived=collect.forms) == ("face@2", "face@3")
     assert store.versions("face") == ("1", "4", "5", "6")
+
+
+def test_what_was_used_by_a_clock_that_ran_ahead_goes_first(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was never the one unused longest: newer ones went, and it stayed for ever."""
+    later = time.time() + 10 * 365 * 86400
+    for version in "123456":
+        put_in(store, version, seed=int(version))
+        with monkeypatch.context() as patch:
+            if version == "3":
+                patch.setattr(time, "time", lambda: later)
+            store.activate("face", version)
+    taken = sum(path.stat().st_size for path in store.models.rglob("*") if path.is_file())
+    assert make_room(store, 1000, taken, derived=collect.forms) == ("face@3",)
 
 
 def test_what_is_needed_is_never_collected(store: Store) -> None:

@@ -192,7 +192,9 @@ def _idle(
         if path.name != transfer and _removable(path) and _abandoned(path):
             used = path.stat().st_mtime
             found.append(_Idle(used, size_of(path), path.name, path, None))
-    found.sort(key=lambda each: each.used)
+    # What was used in the future was used before the clock was set back.
+    now = time.time()
+    found.sort(key=lambda each: (each.used <= now, each.used))
     for form in forms:
         if form.model not in models and _removable(form.path):
             label = f"prepared form {form.path.name}"
