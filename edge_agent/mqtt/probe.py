@@ -1,14 +1,22 @@
-"""Finds out how a broker handles retained messages, since brokers do not announce that."""
+"""Finds out what brokers do not announce: how they handle retained messages, what they refuse."""
 
 from __future__ import annotations
 
 import json
+import time
 import uuid
+from collections.abc import Iterable
 from contextlib import suppress
+from queue import SimpleQueue
 
 from ..config.settings import Broker
 from ..core.errors import BrokerError
+from .connecting import connect
+from .connection import Hooks, Refusal
 from .one_shot import OneShotClient
+from .subscribing import refused
+from .subscriptions import Subscriptions
+from .topics import Topics
 
 LIVE_SECONDS = 2.0
 RETAINED_SECONDS = 5.0
@@ -60,3 +68,30 @@ def retained_trouble(broker: Broker, topic: str) -> str:
         finally:
             if not client.gone:
                 client.wait_published([client.publish(topic, b"", retain=True)])
+
+
+def refused_topics(
+    broker: Broker, client_id: str, topics: Topics, groups: Iterable[str]
+) -> list[str]:
+    """Return how a broker refuses what the agent subscribes to, and what that costs.
+
+    Raises:
+        BrokerError: the broker cannot be reached.
+    """
+    inboxes = Subscriptions(topics, lambda: groups).filters()
+    filters = [*inboxes, f"{topics.rollouts}/#"]
+    answers: SimpleQueue[tuple[Refusal | None, ...]] = SimpleQueue()
+    hooks = Hooks(subscribed=lambda _connection, _mid, refusals: answers.put(refusals))
+    connection = connect(broker, client_id, hooks=hooks)
+    try:
+        connection.subscribe([(each, 1) for each in filters])
+        deadline = time.monotonic() + RETAINED_SECONDS
+        while answers.empty() and not connection.gone.wait(0.02) and time.monotonic() < deadline:
+            pass
+        if answers.empty():
+            ends = f"ends the connection at a subscription to {' or '.join(filters)}"
+            return [ends] if connection.gone.is_set() else []
+        given = zip(filters, answers.get(), strict=False)
+        return [refused(topic, why, own=True) for topic, why in given if why is not None]
+    finally:
+        connection.close()

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from .connection import Connection, Refusal
+from .diagnose import ACCESS_LIST
 
 SILENT_SECONDS = 10.0
 """Time after which a missing SUBACK is a problem."""
@@ -16,6 +17,12 @@ RECONNECT_SECONDS = 30.0
 """Time after which a missing SUBACK is a reason to connect again."""
 AGAIN_SECONDS = 60.0
 """Time after which refused topics are tried again: an access list may have changed."""
+COMMANDS = "commands and pushes"
+SHARED = {
+    "@rollout": "roll-outs and settings of groups",
+    "@package": "packages for many devices",
+}
+"""What is subscribed to for many devices, by level of the topic; the others are groups."""
 
 
 @dataclass
@@ -97,18 +104,30 @@ class Subscribing:
             request = min(late, key=lambda request: not request.own)
             self.problem = (
                 f"has not answered the subscription to {request.topics[0]} for "
-                f"{SILENT_SECONDS:.0f} s{_effect(request.own)}; look at the broker's log"
+                f"{SILENT_SECONDS:.0f} s{_effect(request.topics[0], own=request.own)}; look at the "
+                "broker's log"
             )
         elif self._refused:
-            topic, (own, why) = min(self._refused.items(), key=lambda item: not item[1][0])
-            self.problem = (
-                f"refused the subscription to {topic}: {why.reason}{_effect(own)}; "
-                "see its access list"
+            # The device's own inbox first.
+            topic = min(
+                self._refused, key=lambda topic: (not self._refused[topic][0], "@" in topic)
             )
+            own, why = self._refused[topic]
+            self.problem = refused(topic, why, own=own)
         elif not self._requests:
             self.problem = None
         return self.problem not in {None, before}
 
 
-def _effect(own: bool) -> str:
-    return "; commands and pushes do not arrive" if own else ""
+def refused(topic: str, why: Refusal, *, own: bool) -> str:
+    """Return the problem that a subscription was refused, without its subject, the broker."""
+    effect = _effect(topic, own=own)
+    return f"refused the subscription to {topic}: {why.reason}{effect}; {ACCESS_LIST}"
+
+
+def _effect(topic: str, *, own: bool) -> str:
+    if not own:
+        return ""
+    shared = next((level for level in topic.split("/") if level.startswith("@")), "")
+    what = SHARED.get(shared, f"commands and pushes to {shared}" if shared else COMMANDS)
+    return f"; {what} do not arrive"

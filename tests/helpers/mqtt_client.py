@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -21,6 +22,7 @@ def make_client(
     url: str | tuple[str, ...],
     inbox: SimpleQueue[ReceivedMessage | None] | None = None,
     spool: Path | None = None,
+    filters: Sequence[str] = ("edge/box/in/#",),
     **settings: Any,
 ) -> Client:
     """Make a client that is quick to connect again."""
@@ -29,7 +31,7 @@ def make_client(
         "edge-agent-box",
         status_topic=STATUS,
         status=lambda state, reason: json.dumps({"state": state, "reason": reason}).encode(),
-        filters=lambda: ["edge/box/in/#"],
+        filters=lambda: filters,
         inbox=inbox or SimpleQueue(),
         backoff=Backoff(0.02, 0.1),
         spool=spool,

@@ -188,14 +188,56 @@ def test_a_refused_subscription_is_asked_for_again(
     assert sum("refused the subscription" in record.message for record in caplog.records) == 1
 
 
+def dynamic_security(rights: Path) -> str:
+    """Give the settings of a mosquitto that refuses SUBSCRIBE by this file."""
+    plugin = next(iter(Path("/usr/lib").glob("*/mosquitto_dynamic_security.so")), None)
+    if plugin is None:
+        pytest.skip("mosquitto's dynamic security is not installed")
+    return f"plugin {plugin}\nplugin_opt_config_file {rights}\n"
+
+
+@pytest.mark.parametrize(
+    ("refused", "effect"),
+    [
+        ("@rollout/#", "roll-outs and settings of groups do not arrive"),
+        ("@lab/in/#", "commands and pushes to @lab do not arrive"),
+        ("box/in/#", "commands and pushes do not arrive"),
+    ],
+)
+def test_what_a_refused_subscription_costs_is_said_by_health_and_check(
+    tmp_path: Path,
+    run: Callable[[Client], Client],
+    refused: str,
+    effect: str,
+) -> None:
+    """Of any of them it was said that commands and pushes do not arrive; `check` said nothing."""
+    rights = tmp_path / "rights.json"
+    denied = {"acltype": "subscribePattern", "topic": f"edge/{refused}", "allow": False}
+    access = ("publishClientSend", "publishClientReceive", "subscribe", "unsubscribe")
+    role = {"rolename": "all", "acls": [denied]}
+    groups = [{"groupname": "all", "roles": [{"rolename": "all"}]}]
+    rules = {"defaultACLAccess": dict.fromkeys(access, True), "roles": [role], "groups": groups}
+    rights.write_text(json.dumps({**rules, "anonymousGroup": "all"}))
+    broker = Mosquitto(tmp_path / "broker", dynamic_security(rights))
+    topics = [f"edge/{each}" for each in ("box/in/#", "@lab/in/#", "@rollout/#")]
+    client = run(make_client(broker.url, filters=topics))
+    said = f"refused the subscription to edge/{refused}: Not authorized; {effect}"
+    wait_until(lambda: said in str(client.counters().problem), "the problem")
+    settings = tmp_path / "settings.toml"
+    settings.write_text(
+        f'device_id = "box"\nstate_dir = "state"\ngroups = ["lab"]\nbroker.url = "{broker.url}"\n'
+    )
+    done = run_cli("check", "--config", str(settings))
+    (line,) = [line for line in done.stdout.splitlines() if " broker: " in line]
+    assert line.endswith(f"MQTT 5; it {said}; see its access list")
+    broker.stop()
+
+
 @pytest.mark.parametrize("protocol", [5, 4])
 def test_a_subscription_that_mosquitto_refuses_stays_a_problem_until_it_is_granted(
     tmp_path: Path, run: Callable[[Client], Client], protocol: int
 ) -> None:
     """Its dynamic security is what refuses SUBSCRIBE; another start of it grants them."""
-    plugin = next(iter(Path("/usr/lib").glob("*/mosquitto_dynamic_security.so")), None)
-    if plugin is None:
-        pytest.skip("mosquitto's dynamic security is not installed")
     rights = tmp_path / "rights.json"
     access = {"publishClientSend": True, "publishClientReceive": True, "unsubscribe": True}
 
@@ -203,7 +245,7 @@ def test_a_subscription_that_mosquitto_refuses_stays_a_problem_until_it_is_grant
         rights.write_text(json.dumps({"defaultACLAccess": access | {"subscribe": subscribe}}))
 
     write(subscribe=False)
-    broker = Mosquitto(tmp_path / "broker", f"plugin {plugin}\nplugin_opt_config_file {rights}\n")
+    broker = Mosquitto(tmp_path / "broker", dynamic_security(rights))
     client = run(make_client(broker.url, protocol=protocol))
     wait_until(lambda: client.counters().problem is not None, "the problem")
     assert "refused the subscription to edge/box/in/#" in str(client.counters().problem)

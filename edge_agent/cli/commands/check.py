@@ -427,9 +427,10 @@ def _models_dir(report: Report, folder: Path) -> None:
 def _broker(settings: Settings) -> str:
     from ...mqtt.connecting import connect
     from ...mqtt.connection import Hooks
-    from ...mqtt.probe import retained_trouble
+    from ...mqtt.probe import refused_topics, retained_trouble
     from ...mqtt.topics import Topics
 
+    topics = Topics(settings.broker.topic_root, settings.device_id)
     name = f"edge-agent-check-{settings.device_id}"
     try:
         connection = connect(settings.broker, name, hooks=Hooks())
@@ -442,8 +443,8 @@ def _broker(settings: Settings) -> str:
     limit = f", packets up to {connection.max_packet} bytes" if connection.max_packet else ""
     connection.close()
     limits = connection.abilities.limits()
+    limits += refused_topics(settings.broker, name, topics, settings.groups)
     if connection.abilities.retain:
-        topics = Topics(settings.broker.topic_root, settings.device_id)
         trouble = retained_trouble(settings.broker, topics.reply(name))
         limits += [trouble] if trouble else []
     lacks = "".join(f"; it {words}" for words in limits)
