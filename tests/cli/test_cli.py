@@ -661,16 +661,23 @@ def test_a_broker_that_is_not_there_is_one_line_and_1() -> None:
     assert "geheim" not in said.err
 
 
-def test_a_broker_that_goes_is_said(
+def test_tail_outlives_a_restart_of_the_broker(
     broker: Mosquitto, listen: Callable[..., Listener], tmp_path: Path
 ) -> None:
-    """When the connection breaks `tail` says so and ends with 1."""
+    """It ended with 1 before its N or S; now it says so and goes on, as mosquitto_sub does."""
     listener = listen(broker.port)
     listener.publish("edge/box/status", json.dumps({"state": "online"}), retain=True)
-    process, out = start_tail(tmp_path, broker)
+    process, out = start_tail(tmp_path, broker, "-n", "2")
     broker.stop()
-    assert process.wait(PATIENCE) == 1
-    assert out.read_text().splitlines()[-1] == ("edge-agent: the connection to the broker is lost")
+    lost = "edge-agent: the connection to the broker is lost; connecting again"
+    wait_until(lambda: lost in out.read_text().splitlines(), "a word about it")
+    broker.start()
+    listener = listen(broker.port)
+    listener.publish("edge/box/status", json.dumps({"state": "offline"}), retain=True)
+    assert process.wait(PATIENCE) == 0
+    again, last = out.read_text().splitlines()[-2:]
+    assert again == "edge-agent: connected again"
+    assert "box status" in last
 
 
 def test_ctrl_c_ends_it_without_a_word(
@@ -687,13 +694,13 @@ def test_ctrl_c_ends_it_without_a_word(
     listener.publish("edge/box/status", b"", retain=True)
 
 
-def start_tail(folder: Path, broker: Mosquitto) -> tuple[subprocess.Popen[bytes], Path]:
+def start_tail(folder: Path, broker: Mosquitto, *more: str) -> tuple[subprocess.Popen[bytes], Path]:
     """Start `tail` and wait until it has shown something."""
     out = folder / "out"
     process = subprocess.Popen(
         [
             *(sys.executable, "-m", "edge_agent", "tail"),
-            *("--broker", broker.url, "--kind", "status", "--device", "box"),
+            *("--broker", broker.url, "--kind", "status", "--device", "box", *more),
         ],
         stdout=out.open("wb"),
         stderr=subprocess.STDOUT,

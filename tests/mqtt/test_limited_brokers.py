@@ -220,17 +220,20 @@ def test_what_a_refused_subscription_costs_is_said_by_health_and_check(
     rights.write_text(json.dumps({**rules, "anonymousGroup": "all"}))
     broker = Mosquitto(tmp_path / "broker", dynamic_security(rights))
     topics = [f"edge/{each}" for each in ("box/in/#", "@lab/in/#", "@rollout/#")]
-    client = run(make_client(broker.url, filters=topics))
-    said = f"refused the subscription to edge/{refused}: Not authorized; {effect}"
-    wait_until(lambda: said in str(client.counters().problem), "the problem")
-    settings = tmp_path / "settings.toml"
-    settings.write_text(
-        f'device_id = "box"\nstate_dir = "state"\ngroups = ["lab"]\nbroker.url = "{broker.url}"\n'
-    )
-    done = run_cli("check", "--config", str(settings))
-    (line,) = [line for line in done.stdout.splitlines() if " broker: " in line]
-    assert line.endswith(f"MQTT 5; it {said}; see its access list")
-    broker.stop()
+    try:
+        client = run(make_client(broker.url, filters=topics))
+        said = f"refused the subscription to edge/{refused}: Not authorized; {effect}"
+        wait_until(lambda: said in str(client.counters().problem), "the problem")
+        settings = tmp_path / "settings.toml"
+        settings.write_text(
+            'device_id = "box"\nstate_dir = "state"\ngroups = ["lab"]\n'
+            f'broker.url = "{broker.url}"\n'
+        )
+        done = run_cli("check", "--config", str(settings))
+        (line,) = [line for line in done.stdout.splitlines() if " broker: " in line]
+        assert line.endswith(f"MQTT 5; it {said}; see its access list")
+    finally:
+        broker.stop()
 
 
 @pytest.mark.parametrize("protocol", [5, 4])

@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from itertools import chain
 
 from ...config.settings import Broker
-from ...core.errors import UsageError
+from ...core.backoff import Backoff
+from ...core.errors import AgentError, UsageError
 from ...core.names import NAME_RULE, is_name
 from ...core.text import printable
 from ...mqtt.connection import ReceivedMessage, parse_object
@@ -88,8 +89,9 @@ def main(options: Options) -> int:
 def _follow(client: OneShotClient, broker: Broker, options: Options) -> bool:
     """Print messages; return whether there were as many as requested."""
     until = time.monotonic() + (options.timeout or math.inf)
-    first = client.next(LOOK_SECONDS) if options.device else None
-    if options.device and first is None:
+    look_until = time.monotonic() + LOOK_SECONDS
+    first = next(_heard(client, look_until), None) if options.device else None
+    if options.device and first is None and not client.gone:
         _warn_of_absence(broker, options.device)
     seen = 0
     for heard in chain([] if first is None else [first], _heard(client, until)):
@@ -101,17 +103,33 @@ def _follow(client: OneShotClient, broker: Broker, options: Options) -> bool:
         if options.count is not None and seen >= options.count:
             return True
     if options.count is not None:
-        within = f"{seen} of {options.count} messages came within {options.timeout:g} s"
-        print(f"edge-agent: {within}", file=sys.stderr)
+        _say(f"{seen} of {options.count} messages came within {options.timeout:g} s")
     return False
 
 
 def _heard(client: OneShotClient, until: float) -> Iterator[ReceivedMessage]:
-    """Yield messages until a monotonic time."""
+    """Yield messages until a monotonic time, connecting again whenever the connection is lost."""
+    backoff, lost = Backoff(most=30.0), ""
     while (left := until - time.monotonic()) > 0:
-        message = client.next(min(left, 1.0))
+        try:
+            if lost:
+                client.reconnect()
+                _say("connected again")
+                lost = ""
+            message = client.next(min(left, 1.0))
+        except AgentError as problem:  # or a certificate that is just being replaced
+            if str(problem) != lost:
+                lost = str(problem)
+                _say(f"{lost}; connecting again")
+            time.sleep(min(left, backoff.pause()))
+            continue
         if message is not None:
+            backoff.reset()
             yield message
+
+
+def _say(words: str) -> None:
+    print(printable(f"edge-agent: {words}"), file=sys.stderr, flush=True)
 
 
 def _warn_of_absence(broker: Broker, device: str) -> None:
@@ -121,7 +139,7 @@ def _warn_of_absence(broker: Broker, device: str) -> None:
         fleet = Fleet(client, root)
         fleet.look()
     if not fleet.online(device):
-        print(printable(f"edge-agent: {absence(fleet, device)}; waits for it"), file=sys.stderr)
+        _say(f"{absence(fleet, device)}; waits for it")
 
 
 def _line(topic: str, root: str, data: bytes, *, as_json: bool) -> str:
