@@ -265,6 +265,21 @@ def previous_crash(state: str) -> PreviousCrash | None:
     return PreviousCrash("was killed for lack of memory", suspects, self_inflicted=bool(suspects))
 
 
+def has_rebooted(state: str) -> bool:
+    """Whether the machine has been started again since the last run; False if that is not known."""
+    try:
+        with open_plain_file(os.path.join(state, FILE)) as file:  # noqa: PTH118 - as above
+            boot = _boot(file.read(PAGE))
+    except OSError:
+        return False
+    return boot not in {"", _memory_kills()[0]}
+
+
+def _boot(data: bytes) -> str:
+    """Return the boot id of the last run; empty: not known."""
+    return data[_MEMORY:_FIRST].partition(b"\0")[0].decode("ascii", "replace").partition(" ")[0]
+
+
 def _write(page: mmap.mmap, at: int, text: str, width: int = _WIDTH) -> None:
     words = text.encode("utf-8", "replace")[: width - 1]
     page[at : at + len(words) + 1] = words + b"\0"

@@ -6,7 +6,9 @@ contain the wall clock's time, and are marked if it cannot be trusted.
 
 The rule: a time is credible if it is after the release of this version and after the end of the
 last run on this state folder; otherwise only if the system reports that it has set the clock
-(systemd-timesyncd's mark, or the kernel's). Imports little: the first result waits for it.
+(systemd-timesyncd's mark, or the kernel's). After a boot the clock may go on from when the machine
+was switched off: then it decides for some minutes nothing about what has expired. Imports little:
+the first result waits for it.
 """
 
 from __future__ import annotations
@@ -16,13 +18,15 @@ import time
 from collections.abc import Callable
 
 from .. import BUILD_DATE
-from ..core.flight_recorder import FILE
+from ..core.flight_recorder import FILE, has_rebooted
 
 SYNCHRONIZED = "/run/systemd/timesync/synchronized"
 """Created by systemd-timesyncd when it has set the clock (systemd-timesyncd.service(8))."""
 BOOT_SECONDS = 600.0
 """Time after boot within which the clock is usually set: until then it may go on from the time
 when the machine was switched off. The monotonic clock begins at boot."""
+SAVED_SECONDS = 7200
+"""That time is saved then, and every hour (fake-hwclock)."""
 _EVERY = 1.0
 """Seconds between checks whether the clock has been set."""
 _UNSYNCHRONIZED = 0x40
@@ -46,14 +50,20 @@ class WallClock:
         except OSError:
             known = 0
         self._floor = max(int(BUILD_DATE.timestamp()) * 10**9, known)
+        booted = self._now() - time.monotonic_ns()
+        self._goes_on = abs(booted - known) < SAVED_SECONDS * 10**9 and has_rebooted(state)
+        """Whether the clock seems to go on from when the machine was switched off."""
         self._looked = float("-inf")
 
     def credible(self, time_ns: int | None = None) -> bool:
         """Whether a time shown by this clock may be right.
 
         Args:
-            time_ns: nanoseconds since 1970; None: the present time.
+            time_ns: nanoseconds since 1970; None: the present time, to decide what has expired.
         """
+        if time_ns is None and self._goes_on and time.monotonic() < BOOT_SECONDS:
+            self._goes_on = not self._is_set()
+            return not self._goes_on
         read = self._now() if time_ns is None else time_ns
         if read >= self._floor:
             return True

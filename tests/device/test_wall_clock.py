@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -14,7 +15,8 @@ from pathlib import Path
 import pytest
 
 from edge_agent import BUILD_DATE
-from edge_agent.core.flight_recorder import FILE
+from edge_agent.core.flight_recorder import FILE, Recorder
+from edge_agent.device import wall_clock
 from edge_agent.device.wall_clock import WallClock
 from tests.helpers.small_models import brightness, plain, write_clip
 from tests.helpers.support import AgentProcess, Listener, Mosquitto, agent_settings, check_account
@@ -71,6 +73,31 @@ def test_the_system_is_believed_when_it_says_that_the_clock_is_set(tmp_path: Pat
     assert wall.credible()
     assert wall.credible(BUILT + 2 * HOUR)
     assert not wall.credible(BUILT), "read before the clock was set"
+
+
+def test_a_clock_that_goes_on_from_the_last_shutdown_decides_nothing_of_what_expires(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A year later, what had expired long ago was carried out in the first seconds."""
+    monkeypatch.setattr(wall_clock, "BOOT_SECONDS", math.inf)
+    recorder = Recorder()
+    recorder.open(str(tmp_path))
+    recorder.close()
+    ended = BUILT + 1000 * HOUR
+    os.utime(tmp_path / FILE, ns=(ended, ended))
+    hands = Hands(ended + time.monotonic_ns() + 5 * 10**9)
+    assert hands.over(tmp_path).credible(), "the same boot"
+    page = (tmp_path / FILE).read_bytes()
+    boot = Path("/proc/sys/kernel/random/boot_id").read_bytes().strip()
+    (tmp_path / FILE).write_bytes(page.replace(boot, b"0" * len(boot)))
+    os.utime(tmp_path / FILE, ns=(ended, ended))
+    wall = hands.over(tmp_path)
+    assert not wall.credible()
+    assert wall.credible(hands.now), "results are not marked"
+    hands.set = True
+    assert wall.credible()
+    hands.set, hands.now = False, hands.now + 100 * HOUR
+    assert hands.over(tmp_path).credible(), "a clock of its own"
 
 
 # The agent
