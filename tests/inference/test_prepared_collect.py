@@ -141,6 +141,28 @@ def test_no_version_gives_way_to_a_form(store: Store) -> None:
     assert model.is_dir()
 
 
+def test_forms_of_old_versions_give_way_to_a_form(store: Store) -> None:
+    """Once the store was full no new version got its form: those of 40 old ones kept the room."""
+    versions = [put_in(store, version) for version in "1234"]
+    for version in "1234":
+        store.activate("face", version)
+    one, two, three, _ = [
+        form_of(store, model, f"a{number}") for number, model in enumerate(versions)
+    ]
+    for number, form in enumerate((two, one)):
+        os.utime(form, (number, number))
+    quota = size_of(store.models) + size_of(store.root / FOLDER) + size_of(versions[3])
+    need_room(store, versions[3], quota - 1)
+    assert not two.exists(), "made first"
+    assert one.exists()
+    need_room(store, versions[3], quota - 1 - 2 * FORM_BYTES)
+    assert not one.exists()
+    assert three.exists(), "the one before"
+    with pytest.raises(ModelError, match="does not fit"):
+        need_room(store, versions[3], quota - 1 - 2 * FORM_BYTES - 2000)
+    assert three.exists()
+
+
 def test_digests_are_no_form(store: Store) -> None:
     """What is remembered beside the forms is none of them, and stays."""
     (store.root / FOLDER).mkdir()

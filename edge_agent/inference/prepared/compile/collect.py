@@ -62,16 +62,19 @@ def collect_artifacts(store: Store, keep: Collection[str] = ()) -> tuple[str, ..
 
 
 def need_room(store: Store, model: Path, quota: int) -> None:
-    """Check that a model's artifact can be made and kept within *quota* bytes; 0: no limit.
+    """Make room for a model's artifact within *quota* bytes; 0: no limit.
 
-    No version is removed for an artifact: a rollback needs the version, not the speed.
+    Artifacts of versions that neither run nor ran before go, those made first; no version does: a
+    rollback needs the version, not the speed.
 
     Raises:
-        ModelError: it cannot.
+        ModelError: it cannot be made, or kept.
     """
     size = size_of(model)
-    with disk_errors(f"{model}: preparing it"):
+    with disk_errors(f"{model}: preparing it"), store.locked():
         taken = size_of(store.models) + size_of(store.incoming) + size_of(store.root / FOLDER)
+        if quota and taken + size > quota:
+            taken -= _remove_idle(store, model, taken + size - quota)
         free = shutil.disk_usage(store.root).free
     if quota and taken + size > quota:
         raise ModelError(
@@ -83,3 +86,20 @@ def need_room(store: Store, model: Path, quota: int) -> None:
             f"its form does not fit: {_WHILE_MADE * size / 1e6:.1f} MB needed while it is made,"
             f" but the disk has {free / 1e6:.1f} MB free"
         )
+
+
+def _remove_idle(store: Store, model: Path, needed: int) -> int:
+    """Remove artifacts of versions without a role, if that gives enough; return the bytes."""
+    idle = []
+    for form in forms(store):
+        if form.model not in {None, model} and form.model.parent.parent == store.models:
+            pointers = store.pointers(form.model.parent.name)
+            if not pointers.damage and pointers.role(form.model.name) is None:
+                idle.append((form.path.stat().st_mtime, size_of(form.path), form.path))
+    freed = 0
+    if sum(size for _, size, _ in idle) >= needed:
+        for _, size, path in sorted(idle):
+            if freed < needed:
+                shutil.rmtree(path)
+                freed += size
+    return freed
