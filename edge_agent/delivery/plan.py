@@ -171,6 +171,24 @@ def touched(patch: Mapping[str, Any]) -> frozenset[tuple[str, ...]]:
     return frozenset(found)
 
 
+def left_by(
+    newer: Mapping[str, Any], patch: Mapping[str, Any], *, nested: bool = False
+) -> dict[str, Any]:
+    """Return what a merge patch of pipelines changes that a newer one does not."""
+    left: dict[str, Any] = {}
+    for key, value in patch.items():
+        if key not in newer:
+            left[key] = value
+        elif not isinstance(later := newer[key], Mapping):
+            continue
+        elif isinstance(value, Mapping):
+            if below := left_by(later, value, nested=True):
+                left[key] = below
+        elif value is None and not nested and "source" not in later:
+            left[key] = None  # a change of some keys does not bring a removed pipeline back
+    return left
+
+
 def seal(plan: Plan, key: PrivateKey | None) -> bytes:
     """Return the payload of a plan, signed if a key is given."""
     text = json.dumps(asdict(plan))

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import ANY
@@ -64,17 +65,17 @@ class Fleet:
 
     def box(self, device: str, **settings: Any) -> Box:
         """Start an agent, of which the broker knows its groups."""
+        groups = settings.setdefault("groups", ["lab"])
         box = start_box(
             self.folder / device,
             self.broker,
             self.listener,
             self._agent,
             device,
-            groups=["lab"],
             trust={"keys": [str(self.folder / "trust")]},
             **settings,
         )
-        self.listener.wait_state(box.topic("info"), groups=["lab"])
+        self.listener.wait_state(box.topic("info"), groups=groups)
         return box
 
     def package(self, version: str, **how: Any) -> Path:
@@ -621,6 +622,42 @@ def test_settings_of_a_group_reach_who_was_away(fleet: Fleet) -> None:
     assert rates.index(10) < rates.index(12)
     assert len({h.topic for h in fleet.listener.heard if "/@rollout/" in h.topic}) == 2
     assert "behind" not in status(fleet).stdout
+
+
+def has_said(listener: Listener, topic: str, wanted: dict[str, Any]) -> bool:
+    """Whether something with these keys was said on a topic."""
+    return any(
+        wanted.items() <= {k: each.get(k) for k in wanted}.items() for each in listener.on(topic)
+    )
+
+
+def test_who_joins_a_group_later_gets_what_later_settings_of_others_have_left(fleet: Fleet) -> None:
+    """One key in common, and all other settings of the group never came; it was said to be ok."""
+    one, two = fleet.box("edge-01"), fleet.box("edge-02", groups=["lab", "shop"])
+    shop, ids = ("--device", "@shop"), []
+    for whom, keys in (
+        (shop, {"rate": 20, "threshold": 0.3, "thresholds": {"low": 0.3, "mid": 0.4}}),
+        (shop, {"snapshot": True}),
+        ((), {"rate": 10, "thresholds": {"low": 0.2}, "snapshot": False}),
+    ):
+        done = configure(fleet, fleet.key, *whom, **keys)
+        assert done.returncode == 0, done.stdout + done.stderr
+        ids += re.findall("settings-[0-9a-f]{12}", done.stderr)
+    first, second, later = ids
+    config = one.agent.config
+    config.write_text(config.read_text().replace('"lab"', '"lab", "shop"'))
+    assert one.agent.stop() == 0
+    one.agent.restart()
+    less = f"without what {later} has set since"
+    for name, state, why in ((first, "live", less), (second, "superseded", f"by {later}")):
+        wanted = {"id": name, "state": state, "why": why}
+        wait_until(partial(has_said, fleet.listener, one.topic("rollout"), wanted), str(wanted))
+    held, others = (fleet.listener.on(box.topic("config"))[-1]["pipelines"] for box in (one, two))
+    assert held["door"] == {**others["door"], "source": held["door"]["source"]}
+    assert (held["door"]["rate"], held["door"]["threshold"]) == (10, 0.3)
+    assert held["door"]["thresholds"] == {"low": 0.2, "mid": 0.4}
+    shown = fleet.roll("status").stdout
+    assert f"live: {less} (edge-01)" in shown, shown
 
 
 def test_settings_are_not_through_where_a_device_is_lost_amid_their_probation(

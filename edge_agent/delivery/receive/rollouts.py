@@ -22,7 +22,7 @@ from ...core.state_file import StateFile
 from ...mqtt.connection import ReceivedMessage
 from ...mqtt.payloads import SCHEMA
 from ...mqtt.requests import Later
-from ..plan import ENDED, Plan, read, touched
+from ..plan import ENDED, Plan, left_by, read
 from .router import Router
 
 log = logging.getLogger(__name__)
@@ -299,7 +299,7 @@ class Rollouts:
                     self._set(name, known, state, words)
             elif plan.settings is not None:
                 self._due[name] = now + SOON_SECONDS
-                self._change(name, plan.settings, known)
+                self._change(name, plan, known)
             else:
                 if known.state == "waiting":
                     known.before, known.was = self._live(plan.name), self._health()
@@ -339,26 +339,24 @@ class Rollouts:
             return "waiting", "the clock of this device is not set yet"
         if plan.expires_at <= time.time():
             return "waiting", f"expired at {plan.expires}"
-        later = (
-            each.id
-            for each in self._plans.values()
-            if each.created > plan.created and each.state != "aborted" and self._undoes(each, plan)
-        )
-        if (newer := next(later, None)) is not None:
-            return "superseded", f"by {newer}"
-        return None
+        left, newer = self._left(plan)
+        return ("superseded", f"by {', '.join(newer)}") if newer and not left else None
+
+    def _left(self, plan: Plan) -> tuple[Mapping[str, Any], list[str]]:
+        """Return what newer plans leave of one's settings, nothing of a model; and their names."""
+        left, by = plan.settings or {}, []
+        for each in self._plans.values():
+            if each.created <= plan.created or each.state == "aborted" or each.name != plan.name:
+                continue
+            taken = self._known[each.id].state in {"live", "superseded"}
+            before, left = left, left_by(each.settings or {}, left) if taken else left
+            by += [each.id] if plan.settings is None or left != before else []
+        return left, by
 
     # Settings
 
-    def _undoes(self, newer: Plan, plan: Plan) -> bool:
-        """Whether a newer plan is for the same model, or has already set the same keys."""
-        if plan.settings is None or newer.settings is None:
-            return newer.settings is plan.settings and newer.name == plan.name
-        keys = ({path[:2] for path in touched(each)} for each in (plan.settings, newer.settings))
-        return self._known[newer.id].state != "waiting" and not set.isdisjoint(*keys)
-
-    def _change(self, name: str, settings: Mapping[str, Any], known: Followed) -> None:
-        """Apply settings, once an earlier change has ended."""
+    def _change(self, name: str, plan: Plan, known: Followed) -> None:
+        """Apply settings, once other changes have ended, without what newer ones have set."""
         earlier = (
             other
             for other, each in self._plans.items()
@@ -368,7 +366,7 @@ class Rollouts:
             and each.expires_at > time.time()
             and not self._known[other].ended
         )
-        if self.configure is None or any(earlier):
+        if self.configure is None or self._changing or any(earlier):
             return
         if known.tries >= MOST_TRIES:
             why = "each time the agent has ended before the probation was over"
@@ -376,20 +374,22 @@ class Rollouts:
             return
         self._count_try(known, 1)  # first, as they may end the agent
         try:
-            self._changing[name] = self.configure(settings, f"{name} {known.created}")
+            left, newer = self._left(plan)
+            self._changing[name] = self.configure(left, f"{name} {known.created}")
         except NotNowError:
             self._count_try(known, -1)
         except AgentError as problem:
             self._set(name, known, "rejected", str(problem))
         else:
-            self._set(name, known, "probation")
+            less = f"without what {', '.join(newer)} has set since" if newer else None
+            self._set(name, known, "probation", less)
             self._due.pop(name)
 
     def kept(self, mark: str | None) -> None:
         """Record that settings were kept, which the last run had no time to do."""
         for name, known in self._known.items():
             if f"{name} {known.created}" == mark and not known.ended:
-                self._set(name, known, "live")
+                self._set(name, known, "live", known.why)
 
     def _count_try(self, known: Followed, count: int) -> None:
         with self._lock:
@@ -404,8 +404,8 @@ class Rollouts:
             del self._changing[name]
             known = self._known[name]
             try:
-                doubts = later.result().get("warnings", ())
-                self._set(name, known, "live", "; ".join(doubts) or None)
+                doubts = (known.why or "", *later.result().get("warnings", ()))
+                self._set(name, known, "live", "; ".join(filter(None, doubts)) or None)
             except NotNowError:
                 self._count_try(known, -1)
                 self._due[name] = now + SOON_SECONDS
