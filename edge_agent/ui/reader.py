@@ -37,7 +37,7 @@ class Reader:
         filters: list[str],
         take: Callable[[ReceivedMessage], None],
         told: Callable[[str, bool], None] | None = None,
-        missing: Callable[[], list[str]] = list,
+        missing: Callable[[bool], list[str]] = lambda _whole: [],
     ) -> None:
         """Start connecting.
 
@@ -47,7 +47,8 @@ class Reader:
             take: receives every message.
             told: receives a problem, "" for none, and whether the broker is away; None: these
                 topics are not those of all devices, so that nothing may be retained there.
-            missing: returns the retained topics that should have come by now, each only once.
+            missing: returns the retained topics that should have come by now, each only once; it
+                receives whether all that was requested and is retained has come.
         """
         self._broker = broker
         self._filters = filters
@@ -55,6 +56,8 @@ class Reader:
         self._told = told or (lambda _problem, _away: None)
         self._is_whole = told is not None
         self._missing = missing
+        self._shows = False
+        """Whether the broker is known to send what is retained."""
         self._odd: set[str] = set()
         """Topics of messages that were left out, each logged once."""
         self._closing = threading.Event()
@@ -101,15 +104,23 @@ class Reader:
     def _probe(self, client: OneShotClient) -> None:
         """Tell what a broker withholds that has sent nothing retained, as `edge-agent status`."""
         why = blindness(client, self._broker.topic_root)
-        if why and client is self._client and not client.gone:
-            self._told(f"{why}; {SHOWN}", False)
+        if client is self._client and not client.gone:
+            self._shows = not why
+            if why:
+                self._told(f"{why}; {SHOWN}", False)
 
     def _read(self, client: OneShotClient) -> None:
         refused, due = "", time.monotonic() + ASK_SECONDS
-        is_proven = not self._is_whole
+        is_proven, self._shows = not self._is_whole, False
         while not self._closing.is_set():
-            message = client.next(IDLE_SECONDS)
+            whole = not client.unanswered and not client.refused
+            message = client.next(0.0)
+            if message is None:
+                message = client.next(IDLE_SECONDS)
+            else:
+                whole = False  # more may wait behind it
             if message is not None:
+                self._shows = self._shows or message.retained
                 is_proven = is_proven or message.retained
                 self._take_whole(message)
             if time.monotonic() > due:
@@ -117,7 +128,7 @@ class Reader:
                     is_proven = True
                     threading.Thread(target=self._probe, args=(client,), daemon=True).start()
                 # A broker may leave out retained messages if there are many at once.
-                if missing := self._missing():
+                if missing := self._missing(whole and self._shows):
                     client.ask(missing)
                 due = time.monotonic() + ASK_SECONDS
             if client.refused != refused:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from typing import Any
@@ -20,6 +21,15 @@ class Rollouts:
     def __init__(self) -> None:
         self._plans: dict[str, Plan] = {}
         self.revision = 0
+
+    @property
+    def names(self) -> Collection[str]:
+        return self._plans.keys()
+
+    def left_s(self, name: str) -> float | None:
+        """Return the seconds until a roll-out expires; None: it is not there."""
+        plan = self._plans.get(name)
+        return None if plan is None else plan.expires_at - time.time()
 
     def take(self, name: str, payload: bytes) -> bool:
         """Handle a payload on a roll-out's topic; return whether other devices lag now."""

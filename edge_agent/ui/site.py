@@ -12,6 +12,7 @@ from array import array
 from collections import OrderedDict, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import islice
 from math import isnan, nan
 from typing import Any
 
@@ -22,9 +23,9 @@ from ..mqtt.payloads import moment
 from ..mqtt.topics import rollouts
 from .rollouts import Rollouts
 
-RETAINED = frozenset(
-    {"status", "info", "health", "model", "source", "pipeline", "count", "config", "rollout"}
-)
+IN_ROW = frozenset({"status", "info", "health", "model", "source", "rollout"})
+"""Kinds of topics that a device's row is made of; without any the device is gone."""
+RETAINED = IN_ROW | {"pipeline", "count", "config"}
 LEFT = ("status", "info", "health", "model/+", "source/+")
 """Kinds of topics that a device normally retains."""
 FLEET_KINDS = (*LEFT, "rollout", "event/+", "picture/+/+", "push/+")
@@ -52,6 +53,12 @@ MOST_WAITING_BYTES = 4 * 2**20
 MOST_WORDS = 300
 ASK = 200
 """Number of retained topics requested at once."""
+ANSWER_SECONDS = 5.0
+"""Time for a broker to send what was requested: it may grant that first."""
+RETURN_SECONDS = 90.0
+"""Time for devices to return to a broker that is back: they pause for up to 60 s."""
+EXPIRED_SECONDS = 3600.0
+"""Interval for requesting roll-outs that have expired, which a broker may have removed."""
 JUDGE_SECONDS = 5.0
 """Interval for checking whether health has stopped coming."""
 JPEG = b"\xff\xd8\xff"
@@ -114,6 +121,11 @@ class Site:
         self._heard = time.time()
         """When the broker was last heard, seconds since 1970."""
         self._asked: set[str] = set()
+        self._unseen: dict[str, float] = {}
+        """Retained topics that have not come since the broker was back, or may have expired there;
+        each with when it is requested, monotonic seconds."""
+        self._requested: tuple[list[str], float] = [], 0.0
+        """Those that were requested, and when."""
         self._pictures: OrderedDict[tuple[str, str, str], bytes] = OrderedDict()
         self._picture_bytes = 0
         self._viewers: list[Viewer] = []
@@ -136,8 +148,15 @@ class Site:
             self._told = (cut(printable(problem), MOST_WORDS), since, away)
             self._asked.clear()
             if was_away and not away:
+                self._requested = [], 0.0
+                at = time.monotonic()
+                plans, root = rollouts(self._root), self._root
+                self._unseen = {f"{plans}/{name}": at for name in self._rollouts.names}
                 for name, device in self._devices.items():
                     self._note_gap(name, device, {"since": self._heard, "until": now})
+                    topics = (f"{root}/{name}/{k}/{n}" for k, n in device.kept if k in IN_ROW)
+                    for topic in topics:
+                        self._unseen[topic.removesuffix("/")] = at + RETURN_SECONDS
                 self._heard = now
 
     def _note_gap(self, name: str, device: Device, gap: dict[str, float]) -> None:
@@ -147,9 +166,12 @@ class Site:
         device.events.append(["gap", "", gap])
         self._tell(name, device.events[-1])
 
-    def missing(self) -> list[str]:
-        """Return retained topics that a device should have by now, only once per device."""
-        missing: list[str] = []
+    def missing(self, whole: bool) -> list[str]:
+        """Return retained topics that should have come by now, each once.
+
+        *whole*: all that was requested and is there has come, so that the others are gone.
+        """
+        missing = self._unseen_now(whole)
         with self._lock:
             for name in self._devices.keys() - self._asked:
                 self._asked.add(name)
@@ -160,8 +182,24 @@ class Site:
                     break
         return missing
 
+    def _unseen_now(self, whole: bool) -> list[str]:
+        """Forget what was requested in vain; return what to request next."""
+        now = time.monotonic()
+        with self._lock:
+            requested, since = self._requested
+            if requested and (not whole or now < since + ANSWER_SECONDS):
+                return []
+            gone = [each for each in requested if self._unseen.get(each, now) < since]
+            due = (each for each, at in self._unseen.items() if at < now and each not in gone)
+            self._requested = following, _ = list(islice(due, ASK)), now
+        for topic in gone:
+            self.take(ReceivedMessage(topic, b"", retained=True))
+        return following
+
     def take(self, message: ReceivedMessage) -> None:
         """Handle a message from a device."""
+        with self._lock:
+            self._unseen.pop(message.topic, None)
         name, *levels = message.topic.removeprefix(f"{self._root}/").split("/")
         if f"{self._root}/{name}" == rollouts(self._root):
             self._take_rollout("/".join(levels), message.payload)
@@ -210,6 +248,9 @@ class Site:
                 self._revision += 1
                 for device in self._devices.values():
                     device.revision, device.row = self._revision, {}
+            if (left := self._rollouts.left_s(name)) is not None:
+                after = left + RETURN_SECONDS if left > 0 else EXPIRED_SECONDS
+                self._unseen[f"{rollouts(self._root)}/{name}"] = time.monotonic() + after
 
     def _take_picture(self, name: str, kind: str, about: str, data: bytes) -> None:
         says: Says = [kind, about, {"at": time.time()}]
@@ -225,10 +266,10 @@ class Site:
 
     def _changed(self, name: str, device: Device, says: Says, size: int = 0) -> None:
         """Note that a device's row may have changed, and queue the message for its viewers."""
-        if says[0] in {"status", "info", "health", "model", "source", "rollout"}:
+        if says[0] in IN_ROW:
             self._revision += 1
             device.revision, device.row = self._revision, {}
-            if not device.kept:
+            if not any(kind in IN_ROW for kind, _ in device.kept):
                 del self._devices[name]
                 if len(self._gone) > MOST_DEVICES:
                     self._gone.clear()

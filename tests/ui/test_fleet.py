@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -14,7 +16,12 @@ import pytest
 from websockets.exceptions import ConnectionClosedError
 from websockets.sync.client import connect
 
-from tests.helpers.support import PATIENCE, Listener, Mosquitto, free_port
+from edge_agent.config.settings import Broker
+from edge_agent.delivery.plan import Gate, Plan, Wave, seal
+from edge_agent.mqtt.payloads import iso
+from edge_agent.ui.reader import Reader
+from edge_agent.ui.site import Site
+from tests.helpers.support import PATIENCE, Listener, Mosquitto, Relay, free_port, wait_until
 
 DEVICES = 120
 
@@ -71,6 +78,52 @@ def test_what_the_broker_leaves_out_is_asked_for(
 
 def _is_whole(row: dict[str, Any]) -> bool:
     return bool(row["groups"] and row["models"] and row["state"] == "ok")
+
+
+def test_what_was_removed_while_the_page_was_away_is_not_shown(
+    broker: Mosquitto, listen: Callable[..., Listener], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A roll-out that was finished stayed with its buttons, and a device that was forgotten."""
+    monkeypatch.setattr("edge_agent.ui.site.RETURN_SECONDS", 0.0)
+    monkeypatch.setattr("edge_agent.ui.site.ANSWER_SECONDS", 0.5)
+    listener, relay = listen(broker.port), Relay(broker.port)
+    now = time.time_ns()
+    plan = Plan(id="two", transfer="a" * 32, name="level", version="2", created=iso(now),
+                expires=iso(now + 10**13), waves=(Wave(),), gate=Gate(), on_failure="stop",
+                spread_s=0, serial=1, time=iso(now), by="x", state="running", wave=0)  # fmt: skip
+    rows: dict[str, Any] = {}
+    lie = [f"edge/box-{number}/status" for number in range(30)]
+    for topic in (*lie, "edge/box-1/model/a", "edge/box-1/model/b"):
+        listener.publish(topic, '{"state": "online", "live": "1"}', retain=True)
+    for name in ("one", "two"):
+        listener.publish(f"edge/@rollout/{name}", seal(replace(plan, id=name), None), retain=True)
+    site = Site("edge")
+    viewer, shown = site.join(), list[str]()
+
+    def hear() -> tuple[int, list[str], list[str]]:
+        """Give how many devices are shown, the models of one, and the roll-outs."""
+        frame = site.frame(viewer)
+        rows.update({row["id"]: row for row in frame.get("rows", [])})
+        for name in frame.get("gone", []):
+            del rows[name]
+        shown[:] = [each["id"] for each in frame["rollouts"]] if "rollouts" in frame else shown
+        models = rows["box-1"]["models"] if "box-1" in rows else []
+        return len(rows), sorted(each["name"] for each in models), sorted(shown)
+
+    settings = Broker(url=relay.url)
+    reader = Reader(settings, site.filters(), site.take, site.told, site.missing)
+    try:
+        wait_until(lambda: hear() == (30, ["a", "b"], ["one", "two"]), "all of it")
+        relay.shut()
+        relay.cut()
+        for topic in ("edge/@rollout/one", "edge/box-7/status", "edge/box-1/model/b"):
+            listener.publish(topic, b"", retain=True)
+        listener.catch_up()
+        relay.open()
+        wait_until(lambda: hear() == (29, ["a"], ["two"]), "what is left")
+    finally:
+        reader.close()
+        relay.shut()
 
 
 def test_a_browser_that_reads_nothing_is_let_go(
