@@ -37,6 +37,8 @@ from .ticket import Answer, Ticket
 
 Handler = Callable[[Request], Awaitable[Response]]
 T = TypeVar("T")
+OWN = frozenset({b"none", b"same-origin"})
+"""What browsers say of a request by their user, or by a page from here."""
 HEAD_LENGTH = "inference-header-content-length"
 PROMPT_BURST, PROMPT_RATE = 100, 20
 """Refusals in a row that are sent at once, and how many more each second."""
@@ -68,6 +70,8 @@ class _Guard:
         headers, wanted = dict(scope["headers"]), self._token()
         host = headers.get(b"host", b"").decode("latin-1")
         origin = headers.get(b"origin", b"").decode("latin-1")
+        # For a picture, a script or a link in a page, browsers send no Origin, but this.
+        site = headers.get(b"sec-fetch-site", b"none")
         status, why, more = 403, "", {"Connection": "close"}
         if wanted or not self._local:
             scheme, _, shown = headers.get(b"authorization", b"").partition(b" ")
@@ -75,7 +79,7 @@ class _Guard:
             if scheme.lower() != b"bearer" or not known:
                 status, why = 401, "a token is needed: Authorization: Bearer …"
                 more["WWW-Authenticate"] = "Bearer"
-        elif origin and origin.partition("://")[2] != host:
+        elif (origin and origin.partition("://")[2] != host) or site not in OWN:
             why = "the request comes from a web page of elsewhere; for those set http.token"
         elif host and not is_local(host) and (scope.get("server") or ("", None))[1]:
             why = f"{host!r} is not this machine; ask localhost, or set http.token"

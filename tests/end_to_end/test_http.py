@@ -522,6 +522,12 @@ def test_a_web_page_of_elsewhere_asks_and_reads_nothing(
         said = ask("/predict/light", GRAY, **page)
         assert (said.status, "a web page of elsewhere" in said.json["error"]) == (403, True)
         assert ask("/predict/light", GRAY, Origin="http://localhost").status == 200
+        assert ask("/predict/light", GRAY, Origin="null").status == 403
+        # A picture or script of a page has no Origin: such requests had models loaded.
+        for site in ("cross-site", "same-site"):
+            assert ask("/v2/models/light/ready", Sec_Fetch_Site=site).status == 403
+        for site in ("same-origin", "none"):  # none: typed into the address bar
+            assert ask("/v2/models/light/ready", Sec_Fetch_Site=site).status == 200
         # Its own name made to lead here: then the browser lets it read the answers.
         for path in ("/metrics", "/v2/models/light", "/v1/models"):
             head = (
