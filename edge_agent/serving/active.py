@@ -131,7 +131,7 @@ class ActiveModels:
         self._open_loader = loader
         self.flows = flows
         self._stopping = stopping
-        self._asked = asked
+        self.asked = asked
         self._loading = threading.Lock()
         self._all: dict[tuple[str, Kind], Serving] = {}
         self._exchanges: Counter[str] = Counter()
@@ -182,7 +182,7 @@ class ActiveModels:
         By pipelines, or by `[infer] models`, though nobody may have asked yet.
         """
         arms = [serving.arm for serving in self.all()]
-        arms += [arm for route in self._asked() for arm in parse_route(route)]
+        arms += [arm for route in self.asked() for arm in parse_route(route)]
         return {(arm.name, arm.version) for arm in arms if arm.version is not None}
 
     def forget(self, used: Collection[tuple[str, Kind]]) -> list[Model]:

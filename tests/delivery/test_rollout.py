@@ -169,6 +169,25 @@ def test_waves_go_through_and_late_devices_are_caught_up(fleet: Fleet) -> None:
     assert [heard.topic for heard in left.heard] == ["edge/@package/mark"]
 
 
+def test_a_version_that_no_pipeline_runs_is_live_with_that_reason(fleet: Fleet) -> None:
+    """Where the only pipeline named another version, it was live in silence, and seen by nobody."""
+    box = fleet.box("edge-01", pipelines=[{"name": "door", "model": "level@1"}])
+    package = fleet.package("2", best=2)
+    done = fleet.roll("start", str(fleet.plan(package, {"group": "lab"})))
+    assert done.returncode == 0, done.stdout + done.stderr
+    why = "nothing runs it: what uses the model names level@1"
+    assert f"  1 device live: {why} (edge-01)" in done.stdout
+    word = box.listener.wait_state(box.topic("rollout"), state="live")
+    assert word["why"] == why
+    for target in ("edge-01", "@lab"):
+        pushed = run_cli("push", str(package), "--device", target, "--broker", fleet.broker.url)
+        assert f"edge-01: live already: {why}\n" in pushed.stdout, pushed.stderr
+    newer = ("push", str(fleet.package("3", best=2)), "--device", "edge-01", "--until", "live")
+    pushed = run_cli(*newer, "--broker", fleet.broker.url)
+    assert re.search(f"edge-01: live, .*: {why}\n", pushed.stdout), pushed.stdout
+    box.results_go_on("1")
+
+
 def test_what_was_rolled_back_by_hand_is_not_said_to_be_live(fleet: Fleet) -> None:
     """Nor is it installed again; a device that was restarted meanwhile said so for ever."""
     box = fleet.box("edge-01")

@@ -355,7 +355,8 @@ def _report_many(answered: Mapping[str, Progress]) -> None:
     """Print each outcome once, with the devices that have a problem."""
     found: dict[str, list[str]] = {}
     for device, progress in answered.items():
-        words = f"rejected: {progress.why}" if progress.state == "rejected" else "live"
+        state = "rejected" if progress.state == "rejected" else "live"
+        words = f"{state}: {progress.why}" if progress.why else state
         found.setdefault(words, []).append(device)
     for words, devices in sorted(found.items()):
         some = f": {some_of(devices)}" if words != "live" else ""
@@ -374,8 +375,9 @@ def _warning(devices: list[str], name: str) -> str:
 def _ending(progress: Progress) -> str:
     if progress.state == "rejected":
         return f"rejected: {progress.why}"
+    why = f": {progress.why}" if progress.why else ""
     if progress.already:
-        return "live already" + ", on probation" * (progress.state == "probation")
+        return "live already" + ", on probation" * (progress.state == "probation") + why
     parts = ["live" if progress.state == "live" else "live, on probation"]
     for key, unit in (
         ("swap_ms", "ms swap"),
@@ -388,4 +390,4 @@ def _ending(progress: Progress) -> str:
     agreed, _ = agreement_words(progress.details)
     if agreed is not None:
         parts.append(agreed.replace(" it ", " the version before ", 1))
-    return ", ".join(parts)
+    return ", ".join(parts) + why

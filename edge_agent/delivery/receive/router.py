@@ -267,6 +267,7 @@ class Router:
             return False
         if phase is not None:
             figures = self._ledger.figures(name, version)
+            figures["why"] = self._ledger.idle(name, version)
             self._status.publish(
                 transfer, phase, have=header.blocks, total=header.blocks, **figures
             )

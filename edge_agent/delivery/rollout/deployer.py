@@ -74,6 +74,7 @@ class Deployer:
         self._queue: SimpleQueue[Candidate | None] = SimpleQueue()
         self._closing = threading.Event()
         self._swap = Swap(store, catalog, active, ledger, trial, overlap=swap != "replace")
+        ledger.idle = self._swap.idle
         self._recovery = Recovery(self._swap)
         self.allowed: Callable[[str | None], bool] = lambda _transfer: True
         """Whether what came in a transfer may be deployed yet."""
@@ -268,6 +269,8 @@ class Deployer:
         candidate.figures = details
         self._ledger.record_last(candidate.name, candidate.version, "live", None, details)
         log_live(candidate.name, candidate.version, before, details)
+        if (idle := self._swap.idle(candidate.name, candidate.version)) is not None:
+            log.warning("%s: %s", candidate.id, idle)
         if bounds.probation_s > 0:
             self._ledger.publish(candidate, "probation", **details)
             self._ledger.changed()

@@ -146,6 +146,8 @@ class Ledger:  # noqa: PLR0904 - one for each change of a candidate
         self._catalog = catalog
         self.status = StatusTopic(publish)
         self.changed = on_change
+        self.idle: Callable[[str, str], str | None] = lambda _name, _version: None
+        """Returns why nothing runs a version of a model that serves, or None."""
         self._lock = threading.Lock()
         self._candidates: list[Candidate] = []
         """Replaced, never changed, so that it can be read without the lock."""
@@ -195,6 +197,8 @@ class Ledger:  # noqa: PLR0904 - one for each change of a candidate
         candidate.on_state(state, more.get("why"))
         if candidate.transfer is not None:
             model = {"model": candidate.name, "version": candidate.version}
+            if state in {"live", "probation"}:
+                more["why"] = more.get("why") or self.idle(candidate.name, candidate.version)
             self.status.publish(candidate.transfer, state, have=1, total=1, **model, **more)
 
     def answer(self, candidate: Candidate) -> None:
@@ -202,8 +206,11 @@ class Ledger:  # noqa: PLR0904 - one for each change of a candidate
         if candidate.phase == "probation" and candidate.figures is None:
             return  # it is about to be published in full
         if candidate.transfer is not None:
-            figures = candidate.figures or {}
-            self.status.publish(candidate.transfer, candidate.phase, have=1, total=1, **figures)
+            more = {
+                **(candidate.figures or {}),
+                "why": self.idle(candidate.name, candidate.version),
+            }
+            self.status.publish(candidate.transfer, candidate.phase, have=1, total=1, **more)
 
     def figures(self, name: str, version: str) -> dict[str, Any]:
         """Return the figures from trial and swap if this version went live last, else {}."""

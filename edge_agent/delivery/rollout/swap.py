@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from ...config.settings import Trial
+from ...config.settings import Trial, parse_route
 from ...core.errors import AgentError, ModelError
 from ...core.files import fault, size_of
 from ...core.types import Kind
@@ -192,6 +192,16 @@ class Swap:
         watched = mark if bounds.probation_s > 0 else None
         self.store.activate(candidate.name, version, before=before, watched=watched)
         fault("swap.activated")
+
+    def idle(self, name: str, version: str) -> str | None:
+        """Return why nothing runs a version that serves, where only others are named; else None."""
+        arms = [serving.arm for serving in self.active.all()]
+        arms += [arm for route in self.active.asked() for arm in parse_route(route)]
+        named = {arm.version for arm in arms if arm.name == name}
+        if not named or any(pin is None or same_version(pin, version) for pin in named):
+            return None
+        pins = ", ".join(sorted(f"{name}@{pin}" for pin in named))
+        return f"nothing runs it: what uses the model names {pins}"
 
     def running(self, name: str, other: str) -> str | None:
         """Return the version that runs, even if no pointer names it; None: none except *other*."""
