@@ -113,7 +113,8 @@ class Reader:
         refused, due = "", time.monotonic() + ASK_SECONDS
         is_proven, self._shows = not self._is_whole, False
         while not self._closing.is_set():
-            whole = not client.unanswered and not client.refused
+            # A node of a cluster may lack for a while what the others keep.
+            whole = not (client.unanswered or client.refused or client.has_nodes)
             message = client.next(0.0)
             if message is None:
                 message = client.next(IDLE_SECONDS)

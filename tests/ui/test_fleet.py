@@ -6,7 +6,6 @@ import json
 import re
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -21,7 +20,15 @@ from edge_agent.delivery.plan import Gate, Plan, Wave, seal
 from edge_agent.mqtt.payloads import iso
 from edge_agent.ui.reader import Reader
 from edge_agent.ui.site import Site
-from tests.helpers.support import PATIENCE, Listener, Mosquitto, Relay, free_port, wait_until
+from tests.helpers.support import (
+    PATIENCE,
+    Lacking,
+    Listener,
+    Mosquitto,
+    Relay,
+    free_port,
+    wait_until,
+)
 
 DEVICES = 120
 
@@ -87,16 +94,12 @@ def test_what_was_removed_while_the_page_was_away_is_not_shown(
     monkeypatch.setattr("edge_agent.ui.site.RETURN_SECONDS", 0.0)
     monkeypatch.setattr("edge_agent.ui.site.ANSWER_SECONDS", 0.5)
     listener, relay = listen(broker.port), Relay(broker.port)
-    now = time.time_ns()
-    plan = Plan(id="two", transfer="a" * 32, name="level", version="2", created=iso(now),
-                expires=iso(now + 10**13), waves=(Wave(),), gate=Gate(), on_failure="stop",
-                spread_s=0, serial=1, time=iso(now), by="x", state="running", wave=0)  # fmt: skip
     rows: dict[str, Any] = {}
     lie = [f"edge/box-{number}/status" for number in range(30)]
     for topic in (*lie, "edge/box-1/model/a", "edge/box-1/model/b"):
         listener.publish(topic, '{"state": "online", "live": "1"}', retain=True)
     for name in ("one", "two"):
-        listener.publish(f"edge/@rollout/{name}", seal(replace(plan, id=name), None), retain=True)
+        listener.publish(f"edge/@rollout/{name}", _plan(name), retain=True)
     site = Site("edge")
     viewer, shown = site.join(), list[str]()
 
@@ -124,6 +127,50 @@ def test_what_was_removed_while_the_page_was_away_is_not_shown(
     finally:
         reader.close()
         relay.shut()
+
+
+def _plan(name: str) -> bytes:
+    now = time.time_ns()
+    plan = Plan(id=name, transfer="a" * 32, name="level", version="2", created=iso(now),
+                expires=iso(now + 10**13), waves=(Wave(),), gate=Gate(), on_failure="stop",
+                spread_s=0, serial=1, time=iso(now), by="x", state="running", wave=0)  # fmt: skip
+    return seal(plan, None)
+
+
+def test_what_a_node_of_a_cluster_lacks_stays_on_the_page(
+    broker: Mosquitto, listen: Callable[..., Listener], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A roll-out that lies on the others was left out, until it changed."""
+    monkeypatch.setattr("edge_agent.ui.site.ANSWER_SECONDS", 0.5)
+    listener, near = listen(broker.port, "none"), Relay(broker.port)
+    node = Lacking(broker.port, b"@rollout/one")
+    site, asked = Site("edge"), list[bool]()
+
+    def missing(whole: bool) -> list[str]:
+        asked.append(whole)
+        return site.missing(whole)
+
+    def shown() -> tuple[list[str], list[str]]:
+        """Give the roll-outs and the devices that a browser is shown now."""
+        frame = site.frame(site.join())
+        plans, rows = frame.get("rollouts", []), frame.get("rows", [])
+        return [each["id"] for each in plans], [each["id"] for each in rows]
+
+    listener.publish("edge/@rollout/one", _plan("one"), retain=True)
+    settings = Broker(url=(near.url, node.url))
+    reader = Reader(settings, site.filters(), site.take, site.told, missing)
+    try:
+        wait_until(lambda: shown() == (["one"], []), "the roll-out")
+        near.shut()
+        near.cut()
+        listener.publish("edge/box/status", '{"state": "online"}', retain=True)
+        wait_until(lambda: shown() == (["one"], ["box"]), "the other node")
+        asked.clear()
+        wait_until(lambda: len(asked) > 4, "what is missing to be requested")
+        assert shown() == (["one"], ["box"])
+    finally:
+        reader.close()
+        node.shut()
 
 
 def test_a_browser_that_reads_nothing_is_let_go(
