@@ -18,16 +18,20 @@ log = logging.getLogger(__name__)
 
 REPLIES, REPLIES_BYTES = 250, 4 * 2**20
 """Most answers to requests in flight: who asks faster than the network carries gets none."""
-BEHIND = 2.0
-"""Seconds after which a message of QoS 0 should have been written to the socket. Further ones are
-refused until it is: they would come ever later, and so would the answer to a ping."""
-SMALL = 32_000
-"""Bytes of a message, up to which it may wait so long; a larger one a quarter of that."""
+SMALL = 4096
+"""Bytes of a message that no limit of a broker is about."""
+BEHIND, BEHIND_LARGE = 10.0, 0.5
+"""Seconds after which a message of QoS 0 should have been written to the socket, however it is held
+up. Further ones are refused until it is, those larger than LARGE earlier: they would come ever
+later, and so would the answer to a ping."""
+LARGE = 32_000
+LASTING = 10.0
+"""How long that must happen, at times, until it is a problem, seconds; a moment is none."""
 BEHIND_FOR = 60.0
-"""How long after that it is a problem, seconds."""
+"""How long it stays one after the last time, seconds."""
 TOO_SLOW = (
-    "the network carries less than is published; what is too much is dropped: publish fewer or "
-    "smaller snapshots, or results less often (rate)"
+    "the network carries less than is published; snapshots and then results are dropped: publish "
+    "fewer or smaller ones"
 )
 
 
@@ -39,6 +43,13 @@ class Reply(NamedTuple):
     correlation: bytes | None
     foreign: bool
     """Whether the requester has chosen the topic."""
+    last: bool = False
+    """Whether it is sent again already."""
+
+    @property
+    def may_be_again(self) -> bool:
+        """Whether it is sent again over the next connection: one that broke may have over it."""
+        return not (self.foreign or self.last) and self.size <= SMALL
 
     @property
     def size(self) -> int:
@@ -75,8 +86,9 @@ class Flight:
     unwritten: deque[tuple[float, Any]] = field(default_factory=deque)
     """When messages of QoS 0 were published, monotonic seconds, and their receipts, starting with
     the first not known to be written to the socket."""
-    behind_at: float = -inf
-    """When a message was last refused because the network carries less than is published."""
+    behind: tuple[float, float] = (-inf, -inf)
+    """Since when messages are refused at times because the network carries less than is published,
+    and when the last one was; monotonic seconds."""
     answered: dict[int, Answered] = field(default_factory=dict)
     """What to call with the answer to a QoS 1 message, by id; a refusal of others is a problem of
     this device."""
@@ -105,15 +117,19 @@ class Flight:
 
         *size*: of the message to publish next; a large one must leave room for results.
         """
-        now, most = time.monotonic(), BEHIND if size <= SMALL else BEHIND / 4
+        now, most = time.monotonic(), BEHIND_LARGE if size > LARGE else BEHIND
         if not self.unwritten or now - self.unwritten[0][0] < most:
             return False
-        if self.problem is None:
+        since, last = self.behind
+        said = self.problem
+        self.behind = since if now - last < BEHIND_FOR else now, now
+        if said is None and self.problem is not None:
             log.warning("broker: %s", TOO_SLOW)
-        self.behind_at = now
         return True
 
     @property
     def problem(self) -> str | None:
         """Why messages are dropped, or were a moment ago; None: they are not."""
-        return TOO_SLOW if time.monotonic() - self.behind_at < BEHIND_FOR else None
+        since, last = self.behind
+        lasts = last - since > LASTING and time.monotonic() - last < BEHIND_FOR
+        return TOO_SLOW if lasts else None

@@ -142,7 +142,7 @@ class Outbox:
             self.refused += 1
             # Of QoS 0 it is not worth waiting for.
             why = CROWDED if retain or qos else explain(len(payload))
-        elif bounded and self._too_many(qos, size=len(payload)):
+        elif bounded and self._too_many(qos, len(payload)):
             why = CROWDED
         elif retain and not payload and not connection.abilities.retain:
             why = "the broker keeps no retained messages, so there is none to clear"
@@ -298,8 +298,8 @@ class Outbox:
             self._find_culprit(self.connection)
         self.connection = None
         self._flight.held.drop(BROKEN)
-        # Over one on a topic that the requester has chosen the broker may have ended it.
-        self._replies.extend(each for each in self._flight.replies.values() if not each.foreign)
+        replies = self._flight.replies.values()
+        self._replies.extend(each._replace(last=True) for each in replies if each.may_be_again)
         unanswered, self._flight.answered = self._flight.answered, {}
         for answered in reversed(unanswered.values()):  # each may be put back before the others
             answered(BROKEN)
@@ -426,7 +426,7 @@ class Outbox:
         payload = message.payload()
         live, held = channel.delivery == "live", message.topic in self.hang_ups.held
         why = self._why_not(connection, message.topic, len(payload))
-        if why or (live and (held or self._too_many(0, AT_ONCE))):
+        if why or (live and (held or self._too_many(0, len(payload), AT_ONCE))):
             if entry is not None:
                 self.inflight.drop(entry)
             else:
@@ -451,7 +451,7 @@ class Outbox:
         """Whether a spooled message may be published now rather than wait."""
         return self.inflight.has_room and not self._is_full(AT_ONCE)
 
-    def _is_full(self, most: int = QUEUED, size: int = 0) -> bool:
+    def _is_full(self, most: int = QUEUED) -> bool:
         """Whether too many messages are neither acknowledged nor, at QoS 0, written.
 
         *most* may wait in a careful connection.
@@ -459,7 +459,7 @@ class Outbox:
         flight, awaited = self._flight, self._flight.awaited
         flight.forget_written()
         if flight.window is None:
-            return flight.is_behind(size) or len(awaited) + len(flight.unwritten) >= OUTSTANDING
+            return len(awaited) + len(flight.unwritten) >= OUTSTANDING
         waiting = sum(each for _, _, each in awaited.values())
         return len(awaited) >= most or waiting >= QUEUED_BYTES
 
@@ -484,13 +484,14 @@ class Outbox:
             )
         return f"{size} bytes are more than the broker accepts"
 
-    def _too_many(self, qos: int, most: int = QUEUED, *, size: int = 0) -> bool:
+    def _too_many(self, qos: int, size: int, most: int = QUEUED) -> bool:
         """Whether a message finds no room, which is counted; *most* as for `_is_full`.
 
-        One of QoS 0 finds none as long as it would overtake those that a careful connection has
-        left behind.
+        One of QoS 0 finds none where the network is behind, nor as long as it would overtake those
+        that a careful connection has left behind.
         """
-        flight = self._flight
-        overtakes = not qos and flight.window is None and flight.queued in flight.awaited
-        self.refused += (too_many := overtakes or self._is_full(most, size))
-        return too_many
+        flight, full = self._flight, self._is_full(most)
+        if not qos and flight.window is None:
+            full = full or flight.queued in flight.awaited or flight.is_behind(size)
+        self.refused += full
+        return full

@@ -175,9 +175,9 @@ class SpoolWriter:
             self._collect(self._period_s if woken else 0.0)
 
     def _collect(self, seconds: float) -> None:
-        """Wait for more messages, unless they soon find no room in memory."""
-        until = time.monotonic() + seconds
-        while time.monotonic() < until and not self._inflight.crowded:
+        """Wait for more messages, unless they soon find no room in memory and are written."""
+        until, stuck = time.monotonic() + seconds, self.problem is not None or self._more_work
+        while time.monotonic() < until and (stuck or not self._inflight.crowded):
             if self._closing.wait(POLL):
                 return
 

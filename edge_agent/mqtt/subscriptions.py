@@ -77,6 +77,8 @@ def _levels(topic: str, prefix: str) -> tuple[str, ...]:
 
 EARLY_BYTES = 16 * 2**20
 """Payloads of a topic that are kept until it is read; beyond that the oldest are given up."""
+MESSAGE_BYTES = 500
+"""What a message takes beside its payload."""
 EARLY_SECONDS = 10.0
 """How long they are not acknowledged, so that the broker sends them again if this run ends. No
 longer: brokers send only so many messages, commands among them, before one is acknowledged."""
@@ -103,14 +105,13 @@ class _Early:
     since: float = inf
     """When the first one came, monotonic seconds."""
     acknowledged: bool = False
-    due: bool = False
 
     def add(self, message: ReceivedMessage) -> None:
         self.since = min(self.since, time.monotonic())
         if self.acknowledged:
             message.ack()
         self.messages.append(message)
-        self.size += len(message.payload)
+        self.size += len(message.payload) + MESSAGE_BYTES
         while self.size > EARLY_BYTES:
             self.given_up += 1
             self._take()
@@ -119,7 +120,7 @@ class _Early:
         message = self.messages.popleft()
         if not self.acknowledged:
             message.ack()
-        self.size -= len(message.payload)
+        self.size -= len(message.payload) + MESSAGE_BYTES
         return message.payload
 
     def acknowledge(self) -> None:
@@ -133,7 +134,7 @@ class _Early:
         """Forget what the broker sends again over its next connection."""
         if not self.acknowledged:
             self.messages = deque(message for message in self.messages if not message.qos)
-            self.size = sum(len(message.payload) for message in self.messages)
+            self.size = sum(len(each.payload) + MESSAGE_BYTES for each in self.messages)
 
     def pass_to(self, topic: str, readers: tuple[_Reader, ...]) -> None:
         if self.given_up:
@@ -180,26 +181,22 @@ class Feeds:
             self._expected.pop(topic, None)
             if (early := self._early.pop(topic, None)) is not None:
                 early.acknowledge()
-        if not self.wants(topic):
-            self.on_close(topic)
+        self._left(topic, held=True)
 
-    def release(self, runs: Callable[[str], bool]) -> None:
+    def release(self, is_read: Callable[[str], bool]) -> None:
         """Pass on what has come of topics that are read by all; called about every second.
 
-        *runs*: whether all pipelines that will read a topic run. Those that share a source open it
-        once, and are said to run just before they do, so it must say so twice.
+        *is_read*: whether all pipelines that read what is held of a topic have their source, which
+        they may share, so that one reader is that of all.
         """
         for topic in list(self._early):
-            ready = self._holding(topic) > 0 and runs(topic)
+            ready = self._holding(topic) > 0 and is_read(topic)
             with self._lock:
                 early = self._early.get(topic)
-                if early is None:
-                    continue
-                if ready and early.due:
+                if early is not None and ready:
                     self._pass_early(topic)
-                elif time.monotonic() - early.since > EARLY_SECONDS:
+                elif early is not None and time.monotonic() - early.since > EARLY_SECONDS:
                     early.acknowledge()
-                early.due = ready
 
     def _pass_early(self, topic: str) -> None:
         """Pass it on; the caller has the lock, for which what comes meanwhile waits in `take`."""
@@ -247,17 +244,22 @@ class Feeds:
 
     def close(self, topic: str, put: Put) -> None:
         """Stop passing messages to *put*."""
-        gone = False
         with self._lock:
-            left = tuple(one for one in self._readers.get(topic, ()) if one.put != put)
+            before = self._readers.pop(topic, ())
+            left = tuple(one for one in before if one.put != put)
             if left:
                 self._readers[topic] = left
-            else:
-                gone = self._readers.pop(topic, None) is not None
             if topic in self._expected and not self._holding(topic):
                 self._early.setdefault(topic, _Early())  # until it is opened again
-        if not left and gone and not (self._halted and topic in self._expected):
+        if gone := set(before).difference(left):
+            self._left(topic, held=any(one.held for one in gone))
+
+    def _left(self, topic: str, *, held: bool) -> None:
+        """Have the broker send no more of a topic than is wanted; *held*: it has held it so far."""
+        if not self.wants(topic):
             self.on_close(topic)
+        elif held and not self.qos(topic):
+            self.on_open(topic)  # at QoS 0 from now on
 
     def topics(self) -> list[str]:
         """List the topics that are read."""

@@ -29,6 +29,7 @@ from tests.helpers.support import (
     check_account,
     needs_assets,
     reference,
+    wait_until,
     yielded,
 )
 
@@ -482,6 +483,22 @@ def test_what_a_sensor_said_while_its_pipeline_was_off_is_not_read(
     )
     say(2)
     assert [each["values"]["n"] for each in one.results("fridge", 2)] == [0, 2]
+
+
+def test_pipelines_that_share_a_sensor_with_stall_s_begin_at_once(
+    broker: Mosquitto, listen: Callable[..., Listener], agent: Callable[..., AgentProcess]
+) -> None:
+    """Each waited for the other, until the sensor that spoke was given up for its silence."""
+    source = "mqtt:lab/fridge?time=t&stall_s=600"
+    pipelines = [{"name": name, "source": source, "model": "readings"} for name in "pq"]
+    heard = listen(broker.port)
+    agent(agent_settings("box", broker.url, pipelines))
+
+    def both_have() -> bool:
+        heard.publish("lab/fridge", json.dumps({"t": time.time(), "n": 1}), qos=1)
+        return all(heard.on(f"edge/box/result/{name}") for name in "pq")
+
+    wait_until(both_have, "a result of each")
 
 
 def test_readings_with_times_wait_at_the_broker_for_the_next_run(box: Callable[..., Box]) -> None:

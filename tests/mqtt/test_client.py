@@ -374,6 +374,7 @@ def test_an_old_state_that_a_bridge_brings_does_not_stand(
     box = run(make_client((broker.url, other.url)))
     box.publish_retained("edge/box/pipeline/p", b"now")
     listener = listen(broker.port)
+    listener.wait_for(lambda h: any(each.payload == b"now" for each in h), "the state")
     listener.publish("edge/box/pipeline/p", b"old", retain=True)
     listener.wait_for(lambda h: any(each.payload == b"old" for each in h), "the old one")
     after = len(listener.heard)

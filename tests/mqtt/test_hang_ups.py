@@ -460,14 +460,15 @@ def test_an_answer_that_a_break_cuts_off_is_sent_again(run: Callable[[Client], C
 
     broker = Hanging(hangs_up)
     client = run(make_client(broker.url))
-    for topic in ("edge/box/reply/a", "callers/me"):
-        wait_until(lambda: client.connected, "a connection")
-        client.publish_reply(topic, b"1", foreign=topic == "callers/me")
-        wait_until(lambda: topic not in left, "the break")  # noqa: B023 - called at once
-    wait_until(lambda: bool(broker.on("edge/box/reply/a")), "the answer")
-    client.publish_reply("callers/me", b"2", foreign=True)
-    wait_until(lambda: bool(broker.on("callers/me")), "the next answer")
-    assert broker.on("callers/me") == [b"2"]
+    wait_until(lambda: client.connected, "a connection")
+    client.publish_reply("edge/box/reply/a", b"{}")
+    wait_until(lambda: broker.on("edge/box/reply/a") == [b"{}"], "the answer")
+    assert broker.connections == 2
+    client.publish_reply("callers/me", b"{}", foreign=True)
+    wait_until(lambda: broker.connections == 3 and client.connected, "the next connection")
+    client.publish_reply("edge/box/reply/b", b"{}")
+    wait_until(lambda: bool(broker.on("edge/box/reply/b")), "what is sent behind it")
+    assert broker.on("callers/me") == []
     broker.close()
 
 

@@ -677,6 +677,7 @@ def test_a_network_that_carries_less_than_is_published_is_said(
 ) -> None:
     """Snapshots piled up until the keepalive ended the connection, and nobody said why."""
     monkeypatch.setattr(flight, "BEHIND_FOR", 1.0)
+    monkeypatch.setattr(flight, "LASTING", 1.0)
     relay, listener = SlowRelay(broker.port), listen(broker.port)
     client = run(make_client(relay.url))
     wait_until(lambda: client.connected, "a connection")

@@ -103,7 +103,7 @@ class Device:
     @property
     def replies(self) -> list[dict[str, Any]]:
         """What waits to be published."""
-        return [json.loads(body) for _, body, _, _ in self.client._outbox._replies]
+        return [json.loads(reply.payload) for reply in self.client._outbox._replies]
 
     def time(self, ago: float = 0.0) -> str:
         """Return a time by this device's clock."""

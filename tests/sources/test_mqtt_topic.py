@@ -205,8 +205,7 @@ def test_what_has_waited_comes_before_what_comes(readers: int) -> None:
     broker = threading.Thread(target=go_on)
     broker.start()
     feeds.open("z/press", lambda payload: got.append(int(payload)), held=True)
-    for _ in range(2):
-        feeds.release(lambda _topic: True)
+    feeds.release(lambda _topic: True)
     wait_until(lambda: len(got) > 1000, "some readings")
     over.set()
     broker.join()
@@ -284,10 +283,44 @@ def test_who_reads_without_times_gets_nothing_old() -> None:
         assert feeds.take(ReceivedMessage("z/press", payload, False, None, None, list, 1))
 
     send(b"1")
-    for _ in range(2):
-        feeds.release(lambda _topic: True)
+    feeds.release(lambda _topic: True)
     feeds.open("z/press", timed.append, held=True)
     send(b"2")
     feeds.connected()
     send(b"3")
     assert (plain, timed) == ([], [b"1", b"2", b"3"])
+
+
+def test_what_comes_while_pipelines_are_replaced_is_kept() -> None:
+    """A reload lost the readings of the moment, and took away the subscription."""
+    feeds, got, asked, left = Feeds(), list[bytes](), list[str](), list[str]()
+    feeds.on_open, feeds.on_close = asked.append, left.append
+    feeds.expect("z/press")
+    feeds.open("z/press", got.append, held=True)
+    feeds.expect("z/press")  # the reload
+    feeds.expect("z/press", -1)
+    feeds.close("z/press", got.append)
+    assert feeds.take(ReceivedMessage("z/press", b"1", False, None, None, list, 1))
+    feeds.expect("z/press")
+    feeds.open("z/press", got.append, held=True)
+    feeds.expect("z/press", -1)
+    feeds.release(lambda _topic: True)
+    assert (got, left) == ([b"1"], [])
+    feeds.open("z/press", got.append, held=False)
+    feeds.expect("z/press", -1)
+    del asked[:]
+    feeds.close("z/press", got.append)
+    assert (asked, left) == ([], ["z/press"])
+
+
+def test_nothing_is_held_for_who_reads_without_times_alone() -> None:
+    """Once the pipeline with times had gone, what the broker held passed for readings of now."""
+    feeds, asked = Feeds(), list[int]()
+    feeds.on_open = lambda topic: asked.append(feeds.qos(topic))
+    plain, timed = list[bytes](), list[bytes]()
+    feeds.open("z/press", plain.append, held=False)
+    feeds.expect("z/press")
+    feeds.open("z/press", timed.append, held=True)
+    feeds.expect("z/press", -1)
+    feeds.close("z/press", timed.append)
+    assert asked == [0, 1, 0]

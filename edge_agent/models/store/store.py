@@ -310,8 +310,9 @@ class Store:
         with disk_errors(f"{name}@{version}: activating it"), self.locked():
             self._note(name, version, _ACCEPTED)
             changed = self._change(name, change)
-            if withdrawn(self, name, version) and (path := self.path(name, version)) is not None:
-                (path / NOTES / _WITHDRAWN).unlink(missing_ok=True)
+            if (path := self.path(name, version)) is not None:
+                with suppress(OSError):
+                    (path / NOTES / _WITHDRAWN).unlink(missing_ok=True)
             return changed
 
     def rollback(
@@ -351,10 +352,11 @@ class Store:
             )
 
         with disk_errors(f"{name}: rolling back"), self.locked():
-            old = self.pointers(name)
-            if old.live and old.previous:
-                self._note(name, old.live, _WITHDRAWN)
-            return self._change(name, change).history[-1]
+            before = self.pointers(name).live or ""
+            live = self._change(name, change).history[-1]
+            with suppress(OSError):  # it only matters where the pointers are damaged
+                self._note(name, before, _WITHDRAWN)
+            return live
 
     def set_trial(self, name: str, trial: Trial | None) -> Pointers:
         """Record which version is on trial, and its phase; None: no version is."""

@@ -157,6 +157,7 @@ class Capture:
                 with closing(self._open(attempt)) as source:
                     self.pictures.look_again()
                     attempt.limit, attempt.opening = self.spec.stall_seconds, False
+                    self._status.is_open = True
                     self.counts = getattr(source, "counts", None)
                     # A sensor may send nothing for hours and still work, unless `stall_s` is set.
                     silent = self.spec.live and self.spec.kind == "signal"
@@ -185,7 +186,7 @@ class Capture:
             self._status.set("lost", str(lost))
             if time.monotonic() - began > SOURCE_STABLE and not self._misfit:
                 backoff.reset()
-            attempt.opening = False
+            attempt.opening = self._status.is_open = False
             lost.again_at = max(lost.again_at, time.monotonic() + backoff.pause())
             # It is kept until the next loss; its traceback would keep the last picture.
             lost.__traceback__ = lost.__context__ = None

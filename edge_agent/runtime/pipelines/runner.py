@@ -213,7 +213,7 @@ class Runner:  # noqa: PLR0904 - what commands, reload and health ask of pipelin
         self.threads.start_waiting()
         for pipeline in self.pipelines.values():
             pipeline.watch(self.threads)
-        self.common.client.feeds.release(self._runs)
+        self.common.client.feeds.release(self._is_read)
 
     def lanes_are_alive(self, limit: float) -> bool:
         """Whether no lane has been inside an engine for more than *limit* seconds."""
@@ -253,18 +253,19 @@ class Runner:  # noqa: PLR0904 - what commands, reload and health ask of pipelin
     @contextmanager
     def listening(self) -> Iterator[None]:
         """Have the connection keep what sensors say while their pipelines are replaced."""
-        feeds = self.common.client.feeds
-        topics = [p.spec.name for p in self.pipelines.values() if p.spec.held]
-        for topic in topics:
-            feeds.expect(topic)
-        yield
-        for topic in topics:
-            feeds.expect(topic, -1)
+        before = list(self.pipelines.values())
+        for pipeline in before:
+            pipeline.expect(1)
+        try:
+            yield
+        finally:
+            for pipeline in before:
+                pipeline.expect(-1)
 
-    def _runs(self, topic: str) -> bool:
-        """Whether all pipelines run that read what the broker holds of a topic."""
-        held = (p for p in self.pipelines.values() if p.spec.held and p.spec.name == topic)
-        return all(pipeline.state is not None for pipeline in held)
+    def _is_read(self, topic: str) -> bool:
+        """Whether all pipelines read that want what the broker holds of a topic."""
+        held = [p for p in self.pipelines.values() if p.spec.held and p.spec.name == topic]
+        return all(pipeline.source.is_open for pipeline in held if pipeline.settings.enabled)
 
     def _servings(self, settings: PipelineSettings, spec: SourceSpec) -> list[Serving]:
         """Return the servings of a pipeline's first stage."""

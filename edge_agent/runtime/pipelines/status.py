@@ -87,6 +87,8 @@ class SourceStatus:
         """Why it is lost."""
         self.on_gone: Callable[[bool], object] = lambda _switched_off: None
         """Called when the source is lost, has ended or is switched off; True: switched off."""
+        self.is_open = False
+        """Whether its thread reads it, or waits for another that shares it to open it."""
         self.enabled = True
         """False: it was switched off; later reports of its thread are ignored."""
         self._name = settings.name
