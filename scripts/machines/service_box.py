@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -143,5 +144,6 @@ def lines(file: Path) -> list[dict[str, Any]]:
 
 
 def turns(file: Path) -> list[tuple[str, str, str]]:
-    """Give the states that a recording of the status has: state, reason, session."""
-    return [(line["state"], line["reason"], line["session"]) for line in lines(file)]
+    """Give the states that a recording of the status has, which is repeated: each once in a row."""
+    said = ((line["state"], line["reason"], line["session"]) for line in lines(file))
+    return [state for state, _ in groupby(said)]
