@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+from collections.abc import Iterable
 
 from ..core.errors import ModelError, UsageError
 from ..core.state_file import StateFile
@@ -15,7 +16,7 @@ from ..inference.prepared.compile import collect
 from ..models.store.housekeeping import clean_leftovers
 from ..models.store.store import Store
 from ..runtime.pipelines.runner import Runner
-from ..serving.active import unusable
+from ..serving.active import Serving
 
 log = logging.getLogger(__name__)
 
@@ -76,7 +77,7 @@ class Deployment:
         self._runner.check_thresholds()
         active.on_change()
         # What a sensor says needs no model: it goes on.
-        problem = unusable([*active.all(), *self._runner.used()])
+        problem = _unusable([*active.all(), *self._runner.used()])
         served = self._served.read(str) == self._origins
         if problem is None:
             if not served and any(each.model is not None for each in active.all()):
@@ -95,3 +96,11 @@ class Deployment:
     def problems(self) -> list[str]:
         """Return why leftovers could not be removed."""
         return list(self._problems)
+
+
+def _unusable(servings: Iterable[Serving]) -> ModelError | None:
+    """Return the reason if nothing can run and no push can help, or None."""
+    problems = [serving for serving in servings if serving.model is None]
+    if problems and len(problems) == len(list(servings)) and all(s.broken for s in problems):
+        return ModelError(str(problems[0].problem))
+    return None

@@ -107,6 +107,11 @@ class Serving:
     def reference(self) -> str:
         return self.arm.reference
 
+    @property
+    def awaited(self) -> bool:
+        """Whether its model is being loaded, or will be at once, so that frames wait for it."""
+        return self.model is None and self.problem is None and not self.lazy
+
 
 class ActiveModels:
     """All servings of the agent; models are loaded by one thread at a time."""
@@ -240,12 +245,8 @@ class ActiveModels:
 
         Does nothing unless a model has been unloaded since.
         """
-        # A model that is missing for no reason is being loaded (again), and has the room.
-        if not self._room_made or any(
-            each.arm.name in self.swapping
-            or (each.model is None and each.problem is None and not each.lazy)
-            for each in self.all()
-        ):
+        # What is being loaded has the room.
+        if not self._room_made or self.swapping or any(each.awaited for each in self.all()):
             return
         self._room_made = False
         for serving in self.all():
@@ -490,11 +491,3 @@ class ActiveModels:
             ):
                 return model, other.passed
         return None
-
-
-def unusable(servings: Iterable[Serving]) -> ModelError | None:
-    """Return the reason if nothing can run and no push can help, or None."""
-    problems = [serving for serving in servings if serving.model is None]
-    if problems and len(problems) == len(list(servings)) and all(s.broken for s in problems):
-        return ModelError(str(problems[0].problem))
-    return None

@@ -50,6 +50,10 @@ class FixedRoute:
     def advance(self) -> None:
         """There is no other."""
 
+    def beside(self) -> tuple[()]:
+        """Return no other."""
+        return ()
+
     def suits(self, model: Served, sample: Sample) -> bool:
         """Whatever has been cut for it, or for nobody in particular."""
         return sample.cut in {None, model.name}

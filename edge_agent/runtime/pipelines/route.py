@@ -64,20 +64,21 @@ class PipelineRoute:
         self.advance = self._split.advance
         self.request = self.path.request
         self._loaded = False
-        """Whether loading of every model has ended, successfully or not."""
+        """Whether loading of the models of all arms has ended, successfully or not."""
 
     # Before inference
 
     def choose(self) -> Model | None:
-        if not self._loaded:
-            # Every frame, even the first, goes through all arms and stages of the settings.
-            everyone = [*self._servings, *(serving for _, serving in self._seconds)]
-            self._loaded = not any(
-                s.model is None and s.problem is None and not s.lazy for s in everyone
-            )
-            if not self._loaded:
-                return None
+        # The frames go through all arms of the settings from the first one on, and each through all
+        # stages: while one is exchanged, another arm takes its frames, but no other stage does.
+        self._loaded = self._loaded or not any(each.awaited for each in self._servings)
+        if not self._loaded or any(serving.awaited for _, serving in self._seconds):
+            return None
         return self._split.choose()
+
+    def beside(self) -> list[Model | None]:
+        # One that is lazy may be idle though frames are in lanes; it is not in use by these.
+        return [None if serving.lazy else serving.model for _, serving in self._seconds]
 
     def suits(self, model: Model, sample: Sample) -> bool:
         cut, own = sample.cut, model.manifest.input
@@ -97,7 +98,7 @@ class PipelineRoute:
                 job.model.stats.errors += 1
                 raise answer
             outcome, weak = self.path.filter(job.model, answer)
-            outcome = self._add_second_stages(job.sample, outcome, asked)
+            outcome = self._add_second_stages(job, outcome, asked)
             self._common.identity.timeline.record("first_inference", outcome.timing.infer_ms / 1e3)
             deliver = partial(self._deliver, job.model, job.sample, outcome, weak)
         except AgentError as problem:
@@ -108,7 +109,7 @@ class PipelineRoute:
             compare()
 
     def _add_second_stages(
-        self, sample: Sample, outcome: Outcome, asked: list[Callable[[], None]]
+        self, job: Job[Model], outcome: Outcome, asked: list[Callable[[], None]]
     ) -> Outcome:
         """Run the second stages on the detections; what candidates for them compare is *asked*."""
         if not self._seconds or not isinstance(outcome.findings, Detections):
@@ -126,12 +127,15 @@ class PipelineRoute:
         with (
             contained(self._name),
             self._common.board.using(
-                lambda: [serving.model for _, serving in self._seconds]
+                lambda: [
+                    taken or serving.model
+                    for taken, (_, serving) in zip(job.beside, self._seconds, strict=True)
+                ]
             ) as models,
         ):
             stages = zip((stage for stage, _ in self._seconds), models, strict=True)
             there = [(stage, model) for stage, model in stages if model is not None]
-            return second_stage.add(outcome, sample, there, partial(self._see, asked))
+            return second_stage.add(outcome, job.sample, there, partial(self._see, asked))
 
     def _see(
         self,

@@ -293,7 +293,7 @@ class Board(Generic[M]):
             now = self._clock()
             held = queue.one_by_one(job.model) or queue.overdue(now)
             queue.complete(job, (now - job.began) / job.batched, deliver)
-            if job.model.users == 0:
+            if job.beside or job.model.users == 0:
                 self._changed.notify_all()
             if job.model in self._untried:
                 self._untried.remove(job.model)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
@@ -66,6 +66,9 @@ class Route(Protocol[M]):
     def advance(self) -> None:
         """Record that the next frame goes through the chosen model."""
 
+    def beside(self) -> Sequence[M | None]:
+        """Return the further models that the next frame will go through; needs the board's lock."""
+
     def suits(self, model: M, sample: Sample) -> bool:
         """Whether a model can take a sample, which may have been cut for another version."""
 
@@ -93,7 +96,7 @@ class Account:
 
 @dataclass(slots=True, eq=False)
 class Job(Generic[M]):
-    """A frame that a lane has taken, and its model."""
+    """A frame that a lane has taken, and its models: an exchange closes none until it is done."""
 
     queue: FrameQueue[M]
     sample: Sample
@@ -105,6 +108,14 @@ class Job(Generic[M]):
     """Lane time charged to its pipeline so far."""
     batched: int = 1
     """Number of frames inferred together, including this one."""
+    beside: Sequence[M | None] = ()
+    """Further models that it goes through; None: found when it comes to that."""
+
+    def use(self, change: int) -> None:
+        """Count it in the users of its models: 1 when it is taken, -1 when it is done."""
+        for model in (self.model, *self.beside):
+            if model is not None:
+                model.users += change
 
 
 MOST_RESULTS = 64
@@ -318,10 +329,11 @@ class FrameQueue(Generic[M]):
         return (self.cost or model.cost).seconds, model.together
 
     def pop(self, model: M, now: float, charged: float) -> Job[M]:
-        """Take the first frame for a lane; the model is in use until `complete`."""
+        """Take the first frame for a lane; its models are in use until `complete`."""
         self.route.advance()
-        model.users += 1
         job = Job(self, self.frames.popleft(), model, self.results.ticket(), now, charged)
+        job.beside = self.route.beside()
+        job.use(1)
         self.results.jobs[job.ticket] = job
         self.is_new = False
         return job
@@ -340,7 +352,7 @@ class FrameQueue(Generic[M]):
             self.share.spent += late
         elif stalled:
             self.share.spent += min(late, MOST_STALL_SECONDS)
-        job.model.users -= 1
+        job.use(-1)
         self.account.waiting -= 1
         if deliver is None:
             self._missed_oldest(job.sample)

@@ -48,6 +48,9 @@ class RequestQueue(Generic[M]):
         )
         board.add(self._queue)
 
+    def beside(self) -> tuple[()]:
+        return ()
+
     def suits(self, model: M, sample: Sample) -> bool:
         del model, sample
         return True

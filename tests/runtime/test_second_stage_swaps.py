@@ -1,0 +1,131 @@
+"""Second stages whose model is unloaded for another version: no frame goes without them."""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from edge_agent.config.device_profile import DeviceProfile, Lineup
+from edge_agent.config.settings import Arm, SecondStage
+from edge_agent.config.settings import Pipeline as PipelineSettings
+from edge_agent.core.timeline import Timeline
+from edge_agent.core.types import Outcome, Sample
+from edge_agent.device.hardware import read_facts
+from edge_agent.inference.engines.engine import EngineChoice
+from edge_agent.inference.model import Model
+from edge_agent.models.store.catalog import Catalog
+from edge_agent.models.store.store import Store
+from edge_agent.runtime.pipelines.lane import infer
+from edge_agent.runtime.pipelines.mqtt_sink import MqttSink
+from edge_agent.runtime.pipelines.pipeline import Pipeline
+from edge_agent.runtime.pipelines.sinks import Sink, Sinks, Stream
+from edge_agent.runtime.pipelines.status import Common, Identity
+from edge_agent.runtime.scheduler.board import Board, Job
+from edge_agent.serving.active import ActiveModels, Serving
+from edge_agent.serving.choice import DeviceEngines
+from edge_agent.serving.loader import ModelLoader
+from edge_agent.sources.spec import parse_source
+from tests.helpers.idle_parts import TOPICS, offline_client
+from tests.helpers.small_models import color_classifier, detector, plain
+
+
+class Colors(Sink):
+    """Remembers which version has told the color in each result; None: none has."""
+
+    def __init__(self) -> None:
+        self.by: list[str | None] = []
+
+    def result(self, stream: Stream, sample: Sample, outcome: Outcome) -> None:
+        """Take one result."""
+        del stream, sample
+        model = outcome.then["color"].by if outcome.then else None
+        self.by.append(model.id if isinstance(model, Model) else None)
+
+
+class Street:
+    """A pipeline that tells the colors of cars, without threads: the test is its lanes."""
+
+    def __init__(self, folder: Path) -> None:
+        self.models = folder / "models"
+        detector(self.models / "car", [(0, 0.9, 0.1, 0.1, 0.9, 0.9)], ["car"])
+        color_classifier(self.models / "color")
+        profile = DeviceProfile(description="a test's own", engines=())
+        loader = ModelLoader(DeviceEngines(profile, read_facts(), "auto"))
+        loader.engines.lineup = Lineup((EngineChoice("onnxruntime"),), (), ())
+        catalog = Catalog(Store(folder / "state"), [self.models], None)
+        self.board: Board[Model] = Board()
+        self.active = ActiveModels(self.board, lambda: catalog, lambda: loader)
+        first, self.color = (
+            self.active.serving_for(Arm(name, None, 1), "picture") for name in ("car", "color")
+        )
+        self.colors = Colors()
+        self.pipeline = self._pipeline(first, folder)
+        self.board.add(self.pipeline.queue)
+
+    def _pipeline(self, first: Serving, folder: Path) -> Pipeline:
+        identity, client = Identity("box", "session", TOPICS, Timeline()), offline_client()
+        sinks = Sinks(MqttSink(client, identity), self.colors)
+        common = Common(identity, self.board, client, sinks, load=self.active.load)
+        stage = SecondStage(name="color", model="color")
+        settings = PipelineSettings(name="p", source="dir:none", model="car", then=(stage,))
+        spec = parse_source("dir:none", folder)
+        return Pipeline(settings, spec, [first], [(stage, self.color)], common)
+
+    def put(self) -> None:
+        """Capture a picture."""
+        take = partial(Sample, plain(9), time_ns=time.time_ns(), since=time.monotonic())
+        assert self.board.put(self.pipeline.queue, take)
+
+    def take(self) -> Job[Model]:
+        """Take the picture for a lane."""
+        job = self.board.take()
+        assert job is not None
+        return job
+
+    def unload(self) -> list[Model]:
+        """Unload what tells colors, as a swap does."""
+        self.active.swapping.add("color")
+        return self.active.unload(lambda serving, _: serving is self.color)
+
+    def new_version(self) -> Model:
+        """Load version 2."""
+        color_classifier(self.models / "color-2", "2")
+        return self.active.loader.load(self.active.find("color", "2"), "picture")[0]
+
+
+@pytest.fixture
+def street(tmp_path: Path) -> Street:
+    """Give the street."""
+    return Street(tmp_path)
+
+
+def test_during_a_swap_no_result_lacks_its_second_stage(street: Street) -> None:
+    """With `swap = "replace"` they went out without `then`, and an `absent` rule alarmed."""
+    street.active.load_all()
+    street.put()
+    in_lane = street.take()
+    (old,) = street.unload()
+    street.put()
+    assert not street.pipeline.queue.servable()
+    # The old one is not closed before the frame in the lane has gone through it.
+    assert not street.board.drain([old], 0.0)
+    infer(street.board, in_lane)
+    assert street.board.drain([old], 0.0) == [old]
+    street.active.exchange({"picture": street.new_version()}, "color")
+    infer(street.board, street.take())
+    assert street.colors.by == ["color@1", "color@2"]
+    street.active.close()
+
+
+def test_frames_go_on_without_a_second_stage_that_cannot_be_loaded(street: Street) -> None:
+    """Its problem is in health; nobody knows when it ends."""
+    street.active.load_all()
+    street.unload()
+    street.color.problem = "it is too large"
+    street.put()
+    infer(street.board, street.take())
+    assert street.colors.by == [None]
+    street.active.close()
