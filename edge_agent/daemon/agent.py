@@ -447,11 +447,10 @@ def _run(make: Callable[[], Agent]) -> int:
         raise (system_limit(problem) or agent.denied(problem) or problem) from None
     if stop.asked:
         log.info("stopped: %s", stop.reason)
-        if agent.left_behind:
-            # An engine that is still building a network when Python finalizes aborts.
-            logging.shutdown()
-            os._exit(0)
-        return 0
+        # Python does not finalize: an engine that is still building a network then aborts, and
+        # others' libraries have been seen to hang.
+        logging.shutdown()
+        os._exit(0)
     told = system_limit(stop.error) or agent.denied(stop.error) or stop.error
     if agent.left_behind:
         # A thread that hangs in native code would keep Python from finalizing.
