@@ -33,6 +33,8 @@ class Held:
     folder: ModelFolder
     live: bool
     """Whether it serves as the live version of its name, which another one would replace."""
+    on_trial: bool = False
+    """Whether it does not serve yet, and must not keep an accepted version from coming back."""
 
 
 class MemoryBudget:
@@ -61,8 +63,10 @@ class MemoryBudget:
         others = self._others(folder, replaced=True)
         return self._mb(folder) + sum(others.values()) <= self.limit_mb
 
-    def check(self, folder: ModelFolder) -> None:
+    def check(self, folder: ModelFolder, *, back: bool = False) -> None:
         """Check that a model can serve along with all others; one that `exceeds` is not counted.
+
+        *back*: it comes back, so what is on trial gives way.
 
         Raises:
             NoRoomError: they are larger together; it has the figures.
@@ -80,7 +84,7 @@ class MemoryBudget:
             )
         if self.exceeds(folder):
             return
-        others = self._others(folder, replaced=False)
+        others = self._others(folder, replaced=False, back=back)
         total = own + sum(others.values())
         if total > limit:
             listed = ", ".join(f"{other} ({mb} MB)" for other, mb in others.items())
@@ -90,23 +94,34 @@ class MemoryBudget:
                 "or raise it in the profile"
             )
 
-    def take(self, folder: ModelFolder, *, live: bool) -> Held:
+    def take(
+        self, folder: ModelFolder, *, live: bool, on_trial: bool = False, back: bool = False
+    ) -> Held:
         """Check a model, and count it from now on; for what plans and loads nothing.
 
         Raises:
             EngineError: as for `check`.
         """
-        taken = Held(folder, live)
+        taken = Held(folder, live, on_trial)
         with self._taking:
-            self.check(folder)
+            if all(planned.folder.path != folder.path for planned in self._planned):
+                self.check(folder, back=back)  # else it has its room
             self._planned.append(taken)
         return taken
 
     @contextmanager
-    def loading(self, folder: ModelFolder, *, again: bool = False) -> Iterator[None]:
+    def loading(
+        self,
+        folder: ModelFolder,
+        *,
+        again: bool = False,
+        on_trial: bool = False,
+        back: bool = False,
+    ) -> Iterator[None]:
         """Check a model, and count it while it is being loaded: no holder lists it yet.
 
         *again*: it is in memory, and unloaded for that; its room stays its own, unchecked.
+        *on_trial* and *back* are those of `Held` and `check`.
 
         Raises:
             EngineError: as for `check`.
@@ -116,7 +131,7 @@ class MemoryBudget:
             with self._taking:
                 self._planned.append(taken)
         else:
-            taken = self.take(folder, live=True)
+            taken = self.take(folder, live=True, on_trial=on_trial, back=back)
         try:
             yield
         finally:
@@ -127,8 +142,11 @@ class MemoryBudget:
         cache = self._kv_cache_mb if folder.manifest.task == "generate" else 0
         return -(-size_of(folder.path) // _MIB) + cache
 
-    def _others(self, folder: ModelFolder, *, replaced: bool) -> dict[str, int]:
-        """Return the MB of each other model in memory; *replaced*: also of what it replaces."""
+    def _others(self, folder: ModelFolder, *, replaced: bool, back: bool = False) -> dict[str, int]:
+        """Return the MB of each other model in memory.
+
+        *replaced*: also of what it replaces; *back*: not of what is on trial.
+        """
         name, version = folder.manifest.name, version_key(folder.manifest.version)
         everything = [*self._planned, *(held for holder in self.holders for held in holder())]
         pins = [
@@ -142,6 +160,7 @@ class MemoryBudget:
         found: dict[str, int] = {}
         for held in everything:
             goes = held.live and held.folder.manifest.name == name and not (pinned or replaced)
+            goes = goes or (back and held.on_trial)
             if held.folder.path != folder.path and not goes and not self.exceeds(held.folder):
                 found[held.folder.manifest.id] = self._mb(held.folder)
         return found

@@ -5,14 +5,17 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable
 from pathlib import Path
+from shutil import copytree, ignore_patterns
+from typing import Any
 
 import numpy as np
 import pytest
 
 from tests.helpers.language_model import language_model
-from tests.helpers.push import model_folder, start_box
+from tests.helpers.push import PlainSender, model_folder, plain_package, start_box
 from tests.helpers.small_models import brightness, encode_jpeg, plain, write_clip
 from tests.helpers.support import (
+    CHECKOUT,
     AgentProcess,
     Listener,
     Mosquitto,
@@ -27,9 +30,9 @@ D = "edge/box"
 LIMIT = "more than memory_budget_mb = 256 for all that serves"
 
 
-def sized(folder: Path, mb: int) -> Path:
+def sized(folder: Path, mb: int, version: str = "1") -> Path:
     """Make a model of so many MB; most of it is a hole."""
-    brightness(folder)
+    brightness(folder, version)
     with (folder / "more.bin").open("wb") as file:
         file.truncate(mb * 2**20 - 2**18)
     return folder
@@ -99,6 +102,56 @@ def test_a_push_that_is_too_large_beside_others_is_rejected_with_the_figures(
     done = call_cli("push", str(new), "--device", "box", "--broker", broker.url)
     assert done.code == 0, done.err
     box.results_go_on("2")
+
+
+def test_what_is_loaded_while_a_push_is_in_shadow_leaves_it_its_room(
+    broker: Mosquitto, listen: Listeners, agent: Agents, tmp_path: Path
+) -> None:
+    """A version on trial was not counted: once it was live, more served than was allowed."""
+    program, models = tmp_path / "program", tmp_path / "models"
+    for name in ("edge_agent", "device_profiles", "models"):
+        copytree(CHECKOUT / name, program / name, ignore=ignore_patterns("__pycache__", ".*cache"))
+    (program / "device_profiles" / "own.toml").write_text(
+        'description = "a test\'s own"\nmemory_budget_mb = 10\n'
+        '[[engines]]\nengine = "onnxruntime"\n'
+    )
+    sized(models / "a", 2)
+    sized(models / "b", 7)
+    text = agent_settings(
+        "box",
+        broker.url,
+        [
+            {
+                "name": "door",
+                "source": f"file:{write_clip(tmp_path / 'clip.avi', [plain(9)] * 25)}?loop=1",
+                "model": "a",
+            }
+        ],
+        profile="own",
+        models_dirs=[str(models)],
+        infer={"models": ["b"]},
+        trial={"shadow_frames": 100_000, "timeout_s": 600, "probation_s": 0},
+        trust={"allow_unsigned": True},
+    )
+    running = agent(text, prefix=("env", "--chdir", str(program)))
+    heard = listen(broker.port)
+
+    def asked(number: int) -> dict[str, Any]:
+        heard.publish(f"{D}/in/infer/b/q{number}", encode_jpeg(plain(9)))
+        return heard.wait_state(f"{D}/reply/q{number}")
+
+    heard.wait_state(f"{D}/result/door", model="a@1")
+    new = plain_package(sized(tmp_path / "a-2", 6, "2"), "a", "2")
+    with PlainSender(broker.port, "box", new) as sender:
+        sender.offer().wait("shadow")
+        assert "b@1: its 7 MB and a@2 (6 MB), a@1 (2 MB) are 15 MB together" in asked(1)["error"]
+        assert heard.last(f"{D}/result/door")["model"] == "a@1"
+        # No frames, no shadow.
+        heard.publish(f"{D}/in/command/set", '{"id": "s", "pipeline": "door", "enabled": false}')
+        sender.wait("live")
+    heard.wait_why("model b: b@1: its 7 MB and a@2 (6 MB) are 13 MB together")
+    assert not asked(2)["ok"]
+    assert running.stop() == 0
 
 
 def test_a_language_model_that_there_is_no_room_for_does_not_take_the_place_of_another(

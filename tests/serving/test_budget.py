@@ -78,6 +78,25 @@ def test_what_is_loaded_again_keeps_its_room(tmp_path: Path) -> None:
     budget.check(two)
 
 
+def test_what_comes_back_goes_before_what_is_on_trial(tmp_path: Path) -> None:
+    """A push that has not been accepted yet must not keep a version that fails live."""
+    bad, good = sized(tmp_path / "2" / "face", "2", 20), sized(tmp_path / "1" / "face", "1", 50)
+    tried, more = sized(tmp_path / "other", "2", 60), sized(tmp_path / "more", "1", 21)
+    budget = MemoryBudget(100)
+    held = [Held(bad, live=True)]
+    budget.holders.append(lambda: held)
+    with budget.loading(tried, on_trial=True):
+        with pytest.raises(EngineError, match=r"more@1: its 21 MB and other@2 \(60 MB\), face@2"):
+            budget.check(more)
+        with pytest.raises(EngineError, match=r"face@1: its 50 MB and other@2 \(60 MB\)"):
+            budget.check(good)
+        assert not budget.fits_beside(good)
+        with budget.loading(good, back=True), budget.loading(good):
+            held = [Held(good, live=True)]
+        with pytest.raises(EngineError, match=r"other@2: its 60 MB and face@1 \(50 MB\)"):
+            budget.check(tried)
+
+
 def test_without_a_budget_nothing_is_refused(tmp_path: Path) -> None:
     """That is what most profiles have."""
     budget = MemoryBudget(0)

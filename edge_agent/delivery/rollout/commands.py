@@ -118,12 +118,12 @@ class VersionCommands:
             )
             if not accepted:
                 raise ModelError(f"{name}@{version} has not passed its trial; push it again")
-            folder, models = self._swap.reopen(name, version)
-            why = f"{version} was activated by command"
-            self._swap.ledger.cancel(name, why)
-            before = self._swap.running(name, version)
-            self._swap.end_probation(name)
-            details = exchange_details(self._swap.activate(folder, models, cancels=why))
+            with self._swap.reopen(name, version) as (folder, models):
+                why = f"{version} was activated by command"
+                self._swap.ledger.cancel(name, why)
+                before = self._swap.running(name, version)
+                self._swap.end_probation(name)
+                details = exchange_details(self._swap.activate(folder, models, cancels=why))
             log_live(name, folder.manifest.version, before, details)
             self._swap.ledger.changed()
         return {"model": name, "version": folder.manifest.version}

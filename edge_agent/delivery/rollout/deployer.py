@@ -175,29 +175,31 @@ class Deployer:
                     closing=self._closing,
                 )
             fault("trial.passed")
-            replaces = self._swap.must_replace(folder)
-            if not replaces:
-                models = self._swap.open(folder)
-                details |= run_in_shadow(
-                    candidate,
-                    models,
-                    bounds,
-                    active=self._swap.active,
-                    ledger=self._ledger,
-                    closing=self._closing,
-                    meanwhile=self._swap.check_probations,
-                )
-            with self._swap.changing:
-                candidate.check_wanted(self._closing)
-                self._check_signature(candidate, folder)
-                self._swap.end_probation(candidate.name)
-                if replaces:
-                    loaded, exchange = self._swap.replace(candidate, folder, bounds)
-                    details["mode"] = "replace"
-                else:
-                    loaded, exchange = models, self._swap.go_live(candidate, models, bounds)
-                    models = {}
-                self._record_live(candidate, loaded, exchange, details, bounds)
+            with self._swap.room_for(folder):
+                replaces = self._swap.must_replace(folder)
+                if not replaces:
+                    models = self._swap.open(folder)
+                    details |= run_in_shadow(
+                        candidate,
+                        models,
+                        bounds,
+                        active=self._swap.active,
+                        ledger=self._ledger,
+                        closing=self._closing,
+                        meanwhile=self._swap.check_probations,
+                    )
+                with self._swap.changing:
+                    candidate.check_wanted(self._closing)
+                    self._check_signature(candidate, folder)
+                    self._swap.check_room(folder)
+                    self._swap.end_probation(candidate.name)
+                    if replaces:
+                        loaded, exchange = self._swap.replace(candidate, folder, bounds)
+                        details["mode"] = "replace"
+                    else:
+                        loaded, exchange = models, self._swap.go_live(candidate, models, bounds)
+                        models = {}
+                    self._record_live(candidate, loaded, exchange, details, bounds)
         except Interrupted:
             self._retire(models)
         except AgentError as problem:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -53,8 +54,32 @@ class Swap:
     changing: threading.RLock = field(default_factory=threading.RLock)
     """Held for every change of the live version, by the deployer's thread and by commands."""
 
-    def reopen(self, name: str, version: str) -> tuple[ModelFolder, dict[Kind, Model]]:
-        """Load a version that has been accepted before.
+    def room_for(self, folder: ModelFolder, *, back: bool = False) -> AbstractContextManager[None]:
+        """Have the memory budget count a version from before it is loaded until it serves.
+
+        So what is loaded meanwhile leaves it its room. *back*: it has been accepted before, and
+        what is on trial gives way; otherwise it is itself on trial. Needs no lock.
+
+        Raises:
+            EngineError: there is no room for it.
+        """
+        if not self.active.servings_of(folder.manifest.name):
+            return nullcontext()  # it is not loaded
+        budget = self.active.loader.engines.budget
+        return budget.loading(folder, on_trial=not back, back=back)
+
+    def check_room(self, folder: ModelFolder) -> None:
+        """Check once more that a version on trial can serve: another one may have come back.
+
+        Raises:
+            EngineError: there is no room for it any more.
+        """
+        if self.active.servings_of(folder.manifest.name):
+            self.active.loader.engines.budget.check(folder)
+
+    @contextmanager
+    def reopen(self, name: str, version: str) -> Iterator[tuple[ModelFolder, dict[Kind, Model]]]:
+        """Load a version that has been accepted before, to serve with it before the context ends.
 
         It may have been on disk for long, so its files and golden outputs are checked again. If
         memory has no room for both, the incumbent is unloaded first.
@@ -64,19 +89,19 @@ class Swap:
                 incumbent serves.
         """
         folder = self.catalog.find_unchanged(name, version)
-        if self.must_replace(folder):
-            self.active.loader.engines.budget.check(folder)
-            self._unload(name)
-        models: dict[Kind, Model] = {}
-        try:
-            models = self.open(folder, checked=False)
-            if bounds_of(folder, self.trial()).golden:
-                for model in models.values():
-                    check_golden(model)
-        except AgentError:
-            self._discard(name, models)
-            raise
-        return folder, models
+        with self.room_for(folder, back=True):
+            if self.must_replace(folder):
+                self._unload(name)
+            models: dict[Kind, Model] = {}
+            try:
+                models = self.open(folder, checked=False)
+                if bounds_of(folder, self.trial()).golden:
+                    for model in models.values():
+                        check_golden(model)
+            except AgentError:
+                self._discard(name, models)
+                raise
+            yield folder, models
 
     def _unload(self, name: str) -> None:
         """Unload the version that serves; its frames wait or are superseded."""
@@ -308,18 +333,18 @@ class Swap:
                 f"{name}: there is no version before {pointers.live or 'the one that runs'}"
                 " to go back to"
             )
-        folder, models = self.reopen(name, pointers.previous)
-        mode = {"mode": "replace"} if models and not self._serves(name) else {}
-        try:
-            self.catalog.rollback(name, why, reply_to=reply_to, cancels=told)
-        except ModelError:
-            self._discard(name, models)
-            raise
-        fault("rollback.done")
-        failed = self.ledger.on_probation(name)
-        for candidate in failed:
-            self.ledger.remove(candidate)
-        details = exchange_details(self.exchange(name, models)) | mode
+        with self.reopen(name, pointers.previous) as (folder, models):
+            mode = {"mode": "replace"} if models and not self._serves(name) else {}
+            try:
+                self.catalog.rollback(name, why, reply_to=reply_to, cancels=told)
+            except ModelError:
+                self._discard(name, models)
+                raise
+            fault("rollback.done")
+            failed = self.ledger.on_probation(name)
+            for candidate in failed:
+                self.ledger.remove(candidate)
+            details = exchange_details(self.exchange(name, models)) | mode
         push = next((self.ledger.push_of(candidate) for candidate in failed), None)
         self.ledger.record_last(name, pointers.live, "rolled-back", why, details, push=push)
         for candidate in failed:
