@@ -160,6 +160,48 @@ def test_versions_of_a_split_learn_each_for_itself(tmp_path: Path) -> None:
         ]
 
 
+def test_a_split_of_five_versions_learns_the_threshold_of_each(tmp_path: Path) -> None:
+    """None was ever learned, and so nothing was anomalous; four took turns well."""
+    models = []
+    for version in range(1, 6):
+        folder = loudness(tmp_path / f"loud-{version}", 1, str(version), threshold="p90", learn=3)
+        models.append(load_model(load(folder), [EngineChoice("onnxruntime")], "signal"))
+    route = ",".join(f"loud@{version}:20" for version in range(1, 6))
+    settings = Pipeline(name="p", source="csv:x", model=route)
+    path = FramePath(settings, None, LearnedValues(tmp_path))
+    masked = replace(settings, masks=(((0.0, 0.0), (1.0, 0.0), (1.0, 1.0)),))
+    for view, first in ((settings, 1), (masked, 4)):
+        path.apply(view, None)
+        for level in range(first, first + 3):
+            sample = Sample(np.array([[level]], np.float32), 0, 0, 0.0, picture=False)
+            for model in models:
+                path.infer(model, sample)
+    again = FramePath(settings, None, LearnedValues(tmp_path))
+    for view, learned in ((settings, 3), (masked, 6)):
+        for each in (path, again):
+            each.apply(view, None)
+            assert [each.lowest(model) for model in models] == [learned] * 5
+
+
+def test_a_version_goes_on_learning_while_others_come_and_go(tmp_path: Path) -> None:
+    """What it had gathered went, as it was the first of them, though every second frame was its."""
+    decisions = Decisions("p", LearnedValues(tmp_path).thresholds)
+    for score in range(1, 10):
+        assert judge(decisions, LEARNS, score)[0].learning == score / 10
+        judge(decisions, LEARNS, score, model=f"m@{1 + score}")
+    assert judge(decisions, LEARNS, 10)[0].threshold == 9
+
+
+def test_what_is_in_use_is_kept_rather_than_what_was_learned_later(tmp_path: Path) -> None:
+    """A pinned version of a split was forgotten after some pushes of the other one."""
+    kept = LearnedValues(tmp_path).thresholds
+    for version in range(1, KEPT + 2):
+        judge(Decisions("p", kept), LEARNS, *range(1, 11), model=f"m@{version}")
+        assert judge(Decisions("p", kept), LEARNS, 5)[0].threshold == 9
+    again = LearnedValues(tmp_path).thresholds
+    assert Decisions("p", again).learned("m@1", LEARNS) == 9
+
+
 def test_smoothing_goes_on_over_the_versions_of_a_split() -> None:
     """Whichever of them has found it."""
     spec = OutputSpec(decoder="score", threshold=1.0, smooth="4/5")

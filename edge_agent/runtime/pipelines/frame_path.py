@@ -69,7 +69,7 @@ class FramePath:
         )
         self.drift.look_at(_masks(settings))
         self._filter = Filter(settings)
-        self._decisions = self._make_decisions(settings.name, settings)
+        self._decisions = self._make_decisions(settings.name, settings, len(settings.arms) or 1)
         self._of_stages: dict[str, Decisions] = {}
         """Of second stages whose threshold is learned, by their place."""
         self._settings = settings
@@ -86,9 +86,9 @@ class FramePath:
         self.drift.look_at(_masks(settings))
         self.stage = stage
 
-    def _make_decisions(self, name: str, settings: PipelineSettings) -> Decisions:
+    def _make_decisions(self, name: str, settings: PipelineSettings, arms: int = 1) -> Decisions:
         learned = self._learned.thresholds if self._learned else None
-        return Decisions(name, learned, settings.source, _view(settings))
+        return Decisions(name, learned, settings.source, _view(settings), arms=arms)
 
     def _content(self, model: Model) -> str:
         """Return the digest of a model's files, of which something is learned."""

@@ -30,8 +30,8 @@ T = TypeVar("T")
 
 
 KEPT = 4
-"""Values that a pipeline keeps: after a rollback, or with its masks of the day, an earlier one is
-needed again."""
+"""Values that a pipeline keeps of each model its frames are split between: after a rollback, or
+with its masks of the day, an earlier one is needed again."""
 
 
 class Learned(Generic[T]):
@@ -64,12 +64,16 @@ class Learned(Generic[T]):
         about = about or {}
         wanted = {"model": model, "rule": rule, **about}
         with self._lock:
-            for entry in self._read().get(pipeline, []):
+            known = self._read().get(pipeline, [])
+            for entry in known:
                 if all(entry.get(key, value) == value for key, value in wanted.items()):
                     if not entry.keys() >= about.keys():
                         # An earlier release has not said it; from now on it is known.
                         entry.update(about)
                         self._save()
+                    # It is in use; the next `put` stores that.
+                    known.remove(entry)
+                    known.insert(0, entry)
                     return self._to_value(entry[self._key])
         return None
 
@@ -80,10 +84,14 @@ class Learned(Generic[T]):
         rule: str,
         value: T,
         about: Mapping[str, str] | None = None,
+        *,
+        arms: int = 1,
     ) -> None:
         """Store a value over restarts.
 
-        What was learned of the version by another rule, or of something else, may be needed again.
+        What was learned of the version by another rule, or of something else, may be needed again;
+        so is what was learned of the others that the pipeline's frames are split between, *arms* in
+        all.
         """
         with self._lock:
             known = self._read()
@@ -93,7 +101,7 @@ class Learned(Generic[T]):
                 for each in known.get(pipeline, [])
                 if {key: each[key] for key in each if key != self._key} != of
             ]
-            known[pipeline] = [{**of, self._key: self._to_json(value)}, *others][:KEPT]
+            known[pipeline] = [{**of, self._key: self._to_json(value)}, *others][: KEPT * arms]
             self._save()
         self.on_put()
 
@@ -111,7 +119,7 @@ class Learned(Generic[T]):
         found = {}
         for name, entry in content.items():
             latest = dict(entry)
-            found[name] = [latest, *map(dict, latest.pop("before", []))][:KEPT]
+            found[name] = [latest, *map(dict, latest.pop("before", []))]
         for each in (each for known in found.values() for each in known):
             self._to_value(each[self._key])
             if not isinstance(each["rule"], str) or not isinstance(each["model"], str):
@@ -185,17 +193,26 @@ class _Memory:
     about: Mapping[str, str]
     threshold: float | None = None
     scores: list[float] = field(default_factory=list)
+    used: int = 0
+    """The turn in which it was used last."""
 
 
 class Decisions:
     """The decisions of one pipeline."""
 
     def __init__(
-        self, pipeline: str, learned: Learned[float] | None, source: str = "", view: str = ""
+        self,
+        pipeline: str,
+        learned: Learned[float] | None,
+        source: str = "",
+        view: str = "",
+        *,
+        arms: int = 1,
     ) -> None:
         """Begin; *learned* None: learned values are not kept.
 
-        Of another *source* (another machine) or *view* a threshold is learned anew.
+        Of another *source* (another machine) or *view* a threshold is learned anew. *arms* is the
+        number of models that frames are split between.
         """
         self._pipeline = pipeline
         self._source = source
@@ -203,6 +220,8 @@ class Decisions:
         self._learned = learned
         self._memories: dict[tuple[str, str], _Memory] = {}
         """Of each version and its content; those of a split take turns."""
+        self._arms = arms
+        self._turn = 0
         self._recent: deque[str | None] = deque()
         """What the last windows had, whichever version found it."""
 
@@ -241,18 +260,21 @@ class Decisions:
         return self._judged(found, spec, self._memory(model, spec, content))
 
     def _memory(self, model: str, spec: OutputSpec, content: str) -> _Memory:
+        self._turn += 1
         memory = self._memories.get((model, content))
         if memory is None:
-            memory = _Memory(model, about(self._source, self._view, content))
+            depends = about(self._source, self._view, content)
+            memory = _Memory(model, depends, used=self._turn)
             if self._learned is not None:
                 memory.threshold = self.learned(model, spec, content)
                 if memory.threshold is None:
                     words = "%s: learns the threshold of %s as %s of %d windows"
                     log.info(words, self._pipeline, model, spec.threshold, spec.learn)
             memories = {**self._memories, (model, content): memory}
-            while len(memories) > KEPT:
-                del memories[next(iter(memories))]
+            while len(memories) > KEPT * self._arms:
+                del memories[min(memories, key=lambda key: memories[key].used)]
             self._memories = memories
+        memory.used = self._turn
         return memory
 
     def learned(self, model: str, spec: OutputSpec, content: str = "") -> float | None:
@@ -277,9 +299,8 @@ class Decisions:
             words = "%s: has learned the threshold of %s: %g"
             log.info(words, self._pipeline, memory.model, memory.threshold)
             if self._learned is not None:
-                self._learned.put(
-                    self._pipeline, memory.model, _rule(spec), memory.threshold, memory.about
-                )
+                of = self._pipeline, memory.model, _rule(spec)
+                self._learned.put(*of, memory.threshold, memory.about, arms=self._arms)
         return replace(found, threshold=memory.threshold)
 
 
