@@ -334,7 +334,9 @@ def test_a_second_stage_learns_its_threshold_of_all_its_crops(tmp_path: Path) ->
         (sure, odd),
     ]
     learned = LearnedValues(tmp_path)
-    path = FramePath(Pipeline(name="p", source="dir:x", model="boxes"), None, learned)
+    then = (outer, stages[2][0], sure)
+    settings = Pipeline(name="p", source="dir:x", model="boxes", then=then)
+    path = FramePath(settings, None, learned)
 
     def judged(left: int, right: int) -> dict[str, list[tuple[float | None, bool]]]:
         picture = plain(left)
@@ -356,5 +358,44 @@ def test_a_second_stage_learns_its_threshold_of_all_its_crops(tmp_path: Path) ->
     assert found["inner"][-1] == (10.0, True)
     assert judged(5, 90)["odd"] == [(20.0, False), (20.0, True)]
     assert judged(5, 90)["sure"] == [(50.0, False), (50.0, True)]
-    path = FramePath(Pipeline(name="p", source="dir:x", model="boxes"), None, learned)
+    path = FramePath(settings, None, learned)
     assert judged(5, 90)["odd"] == [(20.0, False), (20.0, True)], "kept over a restart"
+
+
+def test_a_second_stage_that_is_given_other_crops_learns_anew(tmp_path: Path) -> None:
+    """With another `margin` or first model nothing was ever anomalous, or all was."""
+    left = [(0, 0.9, 0.0, 0.0, 0.5, 1.0)]
+    boxes, other = (
+        load_model(
+            load(detector(tmp_path / name, left, ["box"])), [EngineChoice("onnxruntime")], "picture"
+        )
+        for name in ("boxes", "other")
+    )
+    folder = brightness(tmp_path / "odd")
+    output = {"decoder": "score", "threshold": "p50", "learn": 2}
+    write_manifest(folder, "1", "anomaly", output=output)
+    odd = load_model(load(folder), [EngineChoice("onnxruntime")], "picture")
+    stage = SecondStage(name="odd", model="odd")
+    learned = LearnedValues(tmp_path)
+
+    def threshold(first: Model, stage: SecondStage, route: str = "") -> float | None:
+        name = route or first.manifest.name
+        settings = Pipeline(name="p", source="dir:x", model=name, then=(stage,))
+        path = FramePath(settings, None, learned)
+        then = path.infer(first, Sample(plain(30), 0, 0, 0.0), [(stage, odd)]).then
+        (found,) = then["odd"].found
+        assert isinstance(found, Anomaly)
+        return found.threshold
+
+    deeper = SecondStage(name="odd", model="odd", then=(SecondStage(name="in", model="odd"),))
+    assert threshold(boxes, replace(stage)) is None
+    settings = Pipeline(name="p", source="dir:x", model="boxes", then=(stage,))
+    path = FramePath(settings, None, learned)
+    for _ in range(2):
+        path.infer(boxes, Sample(plain(30), 0, 0, 0.0), [(stage, odd)])
+    assert threshold(boxes, replace(stage, margin=0.5)) is None
+    assert threshold(boxes, replace(stage, labels=("box",))) is None
+    assert threshold(other, stage) is None
+    assert threshold(boxes, stage) == 30
+    assert threshold(boxes, stage, "boxes@1") == 30, "a version of it finds the same"
+    assert threshold(boxes, deeper) == 30

@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 
 from ...config.settings import Pipeline as PipelineSettings
-from ...config.settings import SecondStage
+from ...config.settings import SecondStage, parse_route
 from ...core.errors import AgentError
 from ...core.names import READINGS
 from ...core.types import (
@@ -69,10 +69,10 @@ class FramePath:
         )
         self.drift.look_at(_masks(settings))
         self._filter = Filter(settings)
-        self._decisions = self._make_decisions(settings.name, settings, len(settings.arms) or 1)
+        self._settings = settings
+        self._decisions = self._make_decisions()
         self._of_stages: dict[str, Decisions] = {}
         """Of second stages whose threshold is learned, by their place."""
-        self._settings = settings
         self._state = State()
         """State of a stateful model between the windows of this pipeline."""
 
@@ -86,9 +86,13 @@ class FramePath:
         self.drift.look_at(_masks(settings))
         self.stage = stage
 
-    def _make_decisions(self, name: str, settings: PipelineSettings, arms: int = 1) -> Decisions:
-        learned = self._learned.thresholds if self._learned else None
-        return Decisions(name, learned, settings.source, _view(settings), arms=arms)
+    def _make_decisions(self, place: str = "") -> Decisions:
+        """Make the decisions of the pipeline, or of the second stage at a place."""
+        settings, learned = self._settings, self._learned.thresholds if self._learned else None
+        given = learned, settings.source, _view(settings)
+        if place:
+            return Decisions(f"{settings.name}/{place}", *given, _crops(settings, place))
+        return Decisions(settings.name, *given, arms=len(settings.arms) or 1)
 
     def _content(self, model: Model) -> str:
         """Return the digest of a model's files, of which something is learned."""
@@ -180,8 +184,7 @@ class FramePath:
             return found  # it has a threshold of its own
         decisions = self._of_stages.get(place)
         if decisions is None:
-            name = f"{self._settings.name}/{place}"
-            decisions = self._of_stages[place] = self._make_decisions(name, self._settings)
+            decisions = self._of_stages[place] = self._make_decisions(place)
         return decisions.judge(found, model.manifest.output, model.id, self._content(model))
 
     def learn(self, model: Model, sample: Sample, found: Findings) -> None:
@@ -199,6 +202,19 @@ class FramePath:
 def _view(settings: PipelineSettings) -> str:
     """Return what part of its pictures a pipeline's models see."""
     return f"{[*map(float, settings.roi)]} {_masks(settings)}"
+
+
+def _crops(settings: PipelineSettings, place: str) -> str:
+    """Return what decides which crops the second stage at a place is given."""
+    told, above, stages = [], settings.arms, settings.then
+    for name in place.split("/"):
+        stage = next(each for each in stages if each.name == name)
+        # A new version of the model above finds the same things.
+        told.append(
+            (sorted({arm.name for arm in above}), sorted(stage.labels), float(stage.margin))
+        )
+        above, stages = parse_route(stage.model), stage.then
+    return str(told)
 
 
 def _masks(settings: PipelineSettings) -> str:

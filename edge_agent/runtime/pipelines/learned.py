@@ -127,13 +127,19 @@ class Learned(Generic[T]):
         return found
 
 
-def about(source: str = "", view: str = "", content: str = "") -> dict[str, str]:
+def about(source: str = "", view: str = "", content: str = "", crops: str = "") -> dict[str, str]:
     """Return what a learned value depends on beside version and rule, as far as it is known.
 
     *view* is the part of a picture that the model sees, *content* the digest of its files: a
-    version may be deleted, and pushed again with others.
+    version may be deleted, and pushed again with others. *crops* says which ones a second stage is
+    given.
     """
-    known = {"source": digest(source), "view": digest(view), "content": content[:16]}
+    known = {
+        "source": digest(source),
+        "view": digest(view),
+        "content": content[:16],
+        "crops": digest(crops),
+    }
     return {key: value for key, value in known.items() if value}
 
 
@@ -206,17 +212,19 @@ class Decisions:
         learned: Learned[float] | None,
         source: str = "",
         view: str = "",
+        crops: str = "",
         *,
         arms: int = 1,
     ) -> None:
         """Begin; *learned* None: learned values are not kept.
 
-        Of another *source* (another machine) or *view* a threshold is learned anew. *arms* is the
-        number of models that frames are split between.
+        Of another *source* (another machine), *view* or *crops* a threshold is learned anew. *arms*
+        is the number of models that frames are split between.
         """
         self._pipeline = pipeline
         self._source = source
         self._view = view
+        self._crops = crops
         self._learned = learned
         self._memories: dict[tuple[str, str], _Memory] = {}
         """Of each version and its content; those of a split take turns."""
@@ -263,7 +271,7 @@ class Decisions:
         self._turn += 1
         memory = self._memories.get((model, content))
         if memory is None:
-            depends = about(self._source, self._view, content)
+            depends = about(self._source, self._view, content, self._crops)
             memory = _Memory(model, depends, used=self._turn)
             if self._learned is not None:
                 memory.threshold = self.learned(model, spec, content)
@@ -284,7 +292,7 @@ class Decisions:
             return memory.threshold
         if self._learned is None:
             return None
-        depends = about(self._source, self._view, content)
+        depends = about(self._source, self._view, content, self._crops)
         return self._learned.get(self._pipeline, model, _rule(spec), depends)
 
     def _judged(self, found: Anomaly, spec: OutputSpec, memory: _Memory) -> Anomaly:
