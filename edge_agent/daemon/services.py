@@ -23,6 +23,7 @@ from ..core.flight_recorder import recorder
 from ..core.threads import ShutdownQueue
 from ..delivery.local_requests import LocalRequests
 from ..delivery.receive.admission import DeviceIdentity
+from ..delivery.receive.followed import Presence
 from ..delivery.receive.rollouts import Rollouts
 from ..delivery.receive.router import Router
 from ..delivery.receive.transfer import Drawing
@@ -147,6 +148,7 @@ def _versions(
         stop=deployer.commands.stop,
         rollback=deployer.commands.undo,
         health=lambda: (latest() or {}).get("state"),
+        presence=Presence(client.ask, client.leave),
     )
     rollouts.kept(runner.overrides.kept_rollout)
     push_status.on_state = rollouts.heard

@@ -379,6 +379,29 @@ def test_a_later_roll_out_holds_though_the_clock_of_the_one_before_was_ahead(fle
         fleet.listener.wait_state(box.topic("pipeline", "door"), rate=12, threshold=0.2)
 
 
+def test_what_the_broker_has_lost_supersedes_nothing(fleet: Fleet) -> None:
+    """No command got out of it: what was in the way could be neither seen nor aborted."""
+    box = fleet.box("edge-01")
+    plan = fleet.plan(fleet.package("2", best=2), {"group": "lab"})
+    assert fleet.roll("start", str(plan)).returncode == 0
+    early, ahead = fleet.last_plan(), iso(time.time_ns() + 2 * 86400 * 10**9)
+    sealed = seal(replace(early, serial=early.serial + 1, created=ahead), load_private(fleet.key))
+    fleet.listener.publish(f"edge/@rollout/{early.id}", sealed, retain=True)
+    known = box.state / "rollouts.json"
+    wait_until(
+        lambda: json.loads(known.read_text())[early.id]["serial"] > early.serial, "it to be heard"
+    )
+    fleet.broker.stop()
+    fleet.broker.start()
+    fleet.listener.wait_state(box.topic("status"), state="online", reason="reconnected")
+    fleet.listener.wait_state(box.topic("info"), groups=["lab"])
+    later = fleet.plan(fleet.package("3", best=1), {"group": "lab"})
+    done = fleet.roll("start", str(later))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "  1 device: 1 live\n" in done.stdout
+    box.results_go_on("3")
+
+
 @pytest.mark.parametrize(
     ("wave", "why"),
     [
@@ -437,6 +460,8 @@ def test_any_roller_may_die_and_another_goes_on(fleet: Fleet) -> None:
     for box in (one, two):
         fleet.listener.wait_state(box.topic("rollout"), state="rolled-back")
         box.results_go_on("1")
+    assert fleet.roll("abort").returncode == 0
+    assert fleet.last_plan().back, "who was away would keep it"
     again = fleet.roll("resume")
     assert again.returncode == 1
     assert "is aborted; start another one" in again.stderr

@@ -15,6 +15,7 @@ import pytest
 
 from edge_agent.delivery.plan import Gate, Plan, Wave, seal
 from edge_agent.delivery.receive.admission import DeviceIdentity
+from edge_agent.delivery.receive.followed import Presence
 from edge_agent.delivery.receive.rollouts import Rollouts
 from edge_agent.delivery.receive.router import Router
 from edge_agent.delivery.receive.transfer import Drawing
@@ -88,6 +89,7 @@ class Device:
             stop=self.ledger.cancel_transfer,
             rollback=self._roll_back,
             health=lambda: "ok",
+            presence=Presence(lambda _t: True, lambda _t: None),
         )
 
     def _hear(self, transfer: str, says: Any) -> bool:

@@ -11,6 +11,17 @@ from tests.delivery.test_rollouts_undo import Device
 from tests.helpers.push import model_folder, plain_package
 
 
+def test_a_later_roll_out_that_expired_before_it_began_here_supersedes_none(tmp_path: Path) -> None:
+    """The device got neither: one was superseded, and the other one expired."""
+    device = Device(tmp_path)
+    before = device.plan
+    device.hear(id="later", version="3", created=before.expires, expires=before.created)
+    assert (device.state, device.words[-1]["why"]) == ("waiting", f"expired at {before.created}")
+    device.plan = before
+    device.hear()
+    assert device.state == "receiving"
+
+
 def test_a_device_whose_package_is_gone_from_the_broker_says_so(tmp_path: Path) -> None:
     """It said "receiving" for as long as the plan lay there, and nothing else."""
     device = Device(tmp_path)

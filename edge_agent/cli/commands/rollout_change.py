@@ -67,7 +67,9 @@ def main(options: Options) -> int:
             case "abort" if options.back and plan.settings is not None:
                 raise AgentError("settings do not go back so; configure what held before")
             case "abort":
-                plan = changed(plan, state="aborted", back=options.back, why=f"by {who()}")
+                # Once begun, going back is for all: some may have heard nothing of it yet.
+                back = options.back or (plan.state == "aborted" and plan.back)
+                plan = changed(plan, state="aborted", back=back, why=f"by {who()}")
             case "finish" if plan.state == "aborted":
                 print("devices that have not heard that it was aborted will find nothing")
             case _:

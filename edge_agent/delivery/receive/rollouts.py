@@ -12,7 +12,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,8 @@ from ...mqtt.connection import ReceivedMessage
 from ...mqtt.payloads import SCHEMA
 from ...mqtt.requests import Later
 from ..plan import ENDED, Plan, left_by, read
+from .admission import DeviceIdentity
+from .followed import Followed, Presence, parse
 from .router import Router
 
 log = logging.getLogger(__name__)
@@ -46,54 +48,6 @@ MOST_REFUSED = 8
 """Most of these that it does not follow."""
 
 
-@dataclass(slots=True)
-class Followed:
-    """The state of a roll-out on this device, as kept on disk."""
-
-    serial: int
-    transfer: str
-    model: str
-    version: str
-    expires: float
-    """When it expires, seconds since 1970."""
-    wave: int
-    state: str = "waiting"
-    """waiting, receiving, a phase in `rollout.ledger`, or one of `plan.ENDED`."""
-    why: str | None = None
-    before: str | None = None
-    """The version that was live before."""
-    was: str | None = None
-    """The health before: ok or degraded."""
-    agreement: float | None = None
-    """Agreement with the previous version in shadow, 0 to 1."""
-    aborted: bool = False
-    installed: bool = False
-    """Whether this roll-out made it serve."""
-    created: str = ""
-    """For settings: when they were requested. Newer ones with the same id are another change."""
-    tries: int = 0
-    """For settings: how often they were applied."""
-
-    @property
-    def ended(self) -> bool:
-        return self.state in ENDED
-
-    def word(self) -> dict[str, Any]:
-        """Return the device's report about it."""
-        says = {
-            "wave": self.wave,
-            "state": self.state,
-            "why": self.why,
-            "model": self.model or None,
-            "version": self.version or None,
-            "created": self.created or None,
-            "from": self.before,
-            "was": self.was,
-            "agreement": self.agreement,
-        }
-        return {key: value for key, value in says.items() if value is not None}
-
-
 class Rollouts:
     """The roll-outs and their states. Used by the request thread, except for `heard`."""
 
@@ -106,21 +60,22 @@ class Rollouts:
         stop: Callable[[str, str], bool],
         rollback: Callable[[str, str, str], bool],
         health: Callable[[], str | None],
+        presence: Presence,
     ) -> None:
         """Read the state of earlier roll-outs.
 
         *say* publishes this device's report; *stop* ends the trial of a transfer's model for a
         reason, and returns whether it serves already; *rollback* goes back from a model's version
         for a reason, raises AgentError, and returns False if another one serves; *health* returns
-        ok or degraded.
+        ok or degraded; *presence* finds out whether plans still lie on the broker.
         """
         self._file = StateFile(file, "roll-outs that were seen")
         self._transfers = transfers
-        self._identity = transfers.admission.identity
         self._say = say
         self._stop = stop
         self._rollback = rollback
         self._health = health
+        self._presence = presence
         self.configure: Callable[[Mapping[str, Any], str], Later] | None = None
         """Applies settings with a mark, on probation; raises AgentError. None: not set yet."""
         self._changing: dict[str, Later] = {}
@@ -134,7 +89,11 @@ class Rollouts:
         self._expiry_checked = 0.0
         self._lock = threading.Lock()
         """Guards the known roll-outs, and the reports on all."""
-        self._known: dict[str, Followed] = self._file.read(_parse) or {}
+        self._known: dict[str, Followed] = self._file.read(parse) or {}
+
+    @property
+    def _identity(self) -> DeviceIdentity:
+        return self._transfers.admission.identity
 
     # What arrives
 
@@ -152,6 +111,8 @@ class Rollouts:
             return False
         try:
             self._take(name, message.payload)
+            if name in self._plans:
+                self._presence.heard(name, message.topic)
         except MalformedError as problem:
             if self._concerns(name, message.payload, str(problem)):
                 raise
@@ -216,9 +177,8 @@ class Rollouts:
             self._changing.pop(name, None)  # the outcome of earlier ones no longer matters
         with self._lock:
             for other, each in list(self._known.items()):
-                # Expired ones are refused by their time.
                 expired = self._identity.credible() and each.expires < time.time()
-                if expired and other not in self._plans:
+                if expired and other not in self._plans:  # it would be refused by its time
                     del self._known[other]
             if len(self._known) >= MOST_KNOWN:
                 raise MalformedError(f"{MOST_KNOWN} roll-outs are followed already")
@@ -231,6 +191,7 @@ class Rollouts:
         plan, known = self._plans.pop(name, None), self._known.get(name)
         self._due.pop(name, None)
         self._refused.pop(name, None)
+        self._presence.forget(name)
         if plan is not None and known is not None and not known.ended:
             self._transfers.suspend(plan.transfer)
 
@@ -292,7 +253,7 @@ class Rollouts:
             self._due[name] = now + AGAIN_SECONDS
             if known.aborted or known.ended:
                 self._look_after(name, plan, known)
-            elif (why := self._obstacle(plan)) is not None:
+            elif (why := self._obstacle(plan, now)) is not None:
                 state, words = why
                 if known.state in {"waiting", "receiving"}:
                     self._transfers.suspend(plan.transfer)
@@ -333,22 +294,32 @@ class Rollouts:
         if known.state == "live" and live and version_key(live) < version_key(plan.version):
             self._set(name, known, "rolled-back", f"{live} serves again")
 
-    def _obstacle(self, plan: Plan) -> tuple[str, str] | None:
+    def _obstacle(self, plan: Plan, now: float) -> tuple[str, str | None] | None:
         """Return why it is not installed now: the state to report, and a reason; None: it is."""
         if not self._identity.credible():
             return "waiting", "the clock of this device is not set yet"
         if plan.expires_at <= time.time():
             return "waiting", f"expired at {plan.expires}"
         left, newer = self._left(plan)
+        for each in newer:
+            lies = self._presence.lies(each, plan.id, now)
+            if lies is False:
+                log.info("roll-out %s: is no longer on the broker", each)
+                self._forget(each)
+            if not lies:
+                self._due[plan.id] = now + SOON_SECONDS
+                return "waiting", None
         return ("superseded", f"by {', '.join(newer)}") if newer and not left else None
 
     def _left(self, plan: Plan) -> tuple[Mapping[str, Any], list[str]]:
         """Return what newer plans leave of one's settings, nothing of a model; and their names."""
         left, by = plan.settings or {}, []
         for each in self._plans.values():
-            if each.created <= plan.created or each.state == "aborted" or each.name != plan.name:
+            state, over = self._known[each.id].state, each.expires_at <= time.time()
+            is_off = each.state == "aborted" or (over and state == "waiting")
+            if each.created <= plan.created or is_off or each.name != plan.name:
                 continue
-            taken = self._known[each.id].state in {"live", "superseded"}
+            taken = state in {"live", "superseded"}
             before, left = left, left_by(each.settings or {}, left) if taken else left
             by += [each.id] if plan.settings is None or left != before else []
         return left, by
@@ -493,7 +464,3 @@ class Rollouts:
 
     def _save(self) -> None:
         self._file.save({name: asdict(known) for name, known in self._known.items()})
-
-
-def _parse(content: Any) -> dict[str, Followed]:
-    return {name: Followed(**says) for name, says in content.items() if is_name(name)}
