@@ -8,6 +8,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -19,7 +20,6 @@ from ..core.callbacks import Callbacks
 from ..core.containment import contained
 from ..core.errors import AgentError, BarredError, ModelError, OnTrialError, Unfit
 from ..core.frozen import record
-from ..core.names import version_key
 from ..core.types import Kind, Outcome, Sample
 from ..device.allocator import trim_memory
 from ..inference.engines.registry import engine_words
@@ -102,15 +102,21 @@ class Serving:
     """Whether the memory budget had no room for the model beside the others."""
     unloaded: tuple[str, Statistics] | None = None
     """Version and counts of a model that was unloaded; if it is loaded again, they go on."""
+    swaps: AbstractSet[str] = frozenset()
+    """See `ActiveModels.swapping`."""
 
     @property
     def reference(self) -> str:
         return self.arm.reference
 
     @property
+    def swapping(self) -> bool:
+        return self.reference in self.swaps
+
+    @property
     def awaited(self) -> bool:
         """Whether its model is being loaded, or will be at once, so that frames wait for it."""
-        return self.model is None and self.problem is None and not self.lazy
+        return self.model is None and self.problem is None and (self.swapping or not self.lazy)
 
 
 class ActiveModels:
@@ -143,7 +149,7 @@ class ActiveModels:
         """How often another version of each model has gone live."""
         self._room_made = False
         self.swapping: set[str] = set()
-        """Models unloaded for another version, which has their room."""
+        """References whose models were unloaded for others, which have their room."""
         self.on_change = Callbacks()
         """Called when the serving models change."""
 
@@ -168,7 +174,7 @@ class ActiveModels:
 
     def serving_for(self, arm: Arm, kind: Kind) -> Serving:
         """Return the serving of *arm*, without a model if it is new."""
-        return self._all.setdefault((arm.reference, kind), Serving(arm, kind))
+        return self._all.setdefault((arm.reference, kind), Serving(arm, kind, swaps=self.swapping))
 
     def all(self) -> list[Serving]:
         return list(self._all.values())
@@ -259,13 +265,13 @@ class ActiveModels:
     def load(
         self, serving: Serving, catalog: Catalog | None = None, *, more_room: bool = False
     ) -> None:
-        """Load one serving's model if it is missing; log a failure and store it there.
+        """Load one serving's model if it is missing and none is coming; log and store a failure.
 
         *more_room*: as for `load_all`.
         """
         catalog = catalog or self._catalog
         with self._loading:
-            if serving.model is not None or self._stopping():
+            if serving.model is not None or serving.swapping or self._stopping():
                 return
             folder, known = None, self._exchanges[serving.arm.name]
             try:
@@ -278,7 +284,8 @@ class ActiveModels:
                     return
                 # A model barred for its crashes is no reason to end: another may be pushed.
                 serving.broken = not isinstance(problem, BarredError | OnTrialError) and (
-                    folder is not None or not self._absent(serving)
+                    folder is not None
+                    or self._catalog.accepts(serving.arm.name, serving.arm.version)
                 )
                 # The reference is always shown next to it.
                 why = str(problem).removeprefix(f"{serving.reference}: ")
@@ -369,11 +376,17 @@ class ActiveModels:
             retired = self._unused(old)
         took = (time.perf_counter() - start) * 1e3
         dropped = self.lost_frames() - before
-        for serving in servings:
-            if serving.model is None and not serving.lazy:
-                self.load(serving)
+        self.end_swap(name)
         self.on_change()
         return Exchange(retired, took, dropped)
+
+    def end_swap(self, name: str) -> None:
+        """Let frames go on that wait for another version, and load what has none."""
+        with self._lanes.boundary():
+            self.swapping.discard(name)
+        for serving in self.servings_of(name):
+            if serving.model is None and not serving.lazy:
+                self.load(serving)
 
     def replace(self, old: Model, new: Model) -> bool:
         """Serve with a model loaded from the same files, and retire the old one.
@@ -401,16 +414,20 @@ class ActiveModels:
         Returns:
             False, without doing anything, if the old one no longer serves.
         """
+        with self._lanes.boundary():
+            servings = [serving for serving in self._all.values() if serving.model is old]
+            references = {serving.reference for serving in servings}
+            self.swapping |= references
+            for serving in servings:
+                serving.model = None
+        if not servings:
+            return False
+        # Before the lock: frames that are still in it may need a lazy model to be loaded.
+        self.retire(old)
         with self._loading:
-            with self._lanes.boundary():
-                servings = [serving for serving in self._all.values() if serving.model is old]
-                for serving in servings:
-                    serving.model = None
-            if not servings:
-                return False
-            self.retire(old)
             new = load()
             with self._lanes.boundary():
+                self.swapping -= references
                 # A rollback or a push may have installed another version meanwhile.
                 empty = [serving for serving in servings if serving.model is None]
                 for serving in empty:
@@ -469,16 +486,6 @@ class ActiveModels:
             for key, model in {id(model): model for model in models}.items()
             if model is not None and key not in serving
         ]
-
-    def _absent(self, serving: Serving) -> bool:
-        """Whether no accepted version is installed, so that one may still be pushed."""
-        name, version = serving.arm.name, serving.arm.version
-        meant = None if version is None else version_key(version)
-        return not any(
-            entry.accepted
-            and (meant is None or entry.version is None or version_key(entry.version) == meant)
-            for entry in self._catalog.entries(name)
-        )
 
     def _shared(self, folder: ModelFolder, serving: Serving) -> tuple[Model, list[str]] | None:
         """Find the same version loaded under another reference: "face" and "face@3"."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from functools import partial
 from pathlib import Path
@@ -30,6 +31,7 @@ from edge_agent.serving.loader import ModelLoader
 from edge_agent.sources.spec import parse_source
 from tests.helpers.idle_parts import TOPICS, offline_client
 from tests.helpers.small_models import color_classifier, detector, plain
+from tests.helpers.support import PATIENCE, wait_until
 
 
 class Colors(Sink):
@@ -129,3 +131,92 @@ def test_frames_go_on_without_a_second_stage_that_cannot_be_loaded(street: Stree
     infer(street.board, street.take())
     assert street.colors.by == [None]
     street.active.close()
+
+
+@pytest.fixture
+def lazy(street: Street) -> Street:
+    """Give the street, where what tells colors is loaded when it is needed, and a first result."""
+    street.color.lazy = True
+    street.active.load_all()
+    street.put()
+    infer(street.board, street.take())
+    assert street.colors.by == ["color@1"]
+    return street
+
+
+def in_lane(street: Street, job: Job[Model]) -> threading.Thread:
+    """Infer a frame in a lane of its own."""
+    lane = threading.Thread(target=infer, args=(street.board, job), daemon=True)
+    lane.start()
+    return lane
+
+
+def test_a_swap_has_the_room_of_the_lazy_version_that_it_unloads(lazy: Street) -> None:
+    """The next frame loaded that again: both were in memory, over the budget, without a word."""
+    lazy.put()
+    taken = lazy.take()
+    for old in lazy.unload():
+        lazy.active.retire(old)
+    lane = in_lane(lazy, taken)
+    lazy.put()
+    assert not lazy.pipeline.queue.servable()
+    new = lazy.new_version()
+    lazy.active.load(lazy.color)  # as a reload or a check does
+    assert lazy.color.model is None
+    lazy.active.exchange({"picture": new}, "color")
+    lane.join(PATIENCE)
+    infer(lazy.board, lazy.take())
+    assert lazy.colors.by == ["color@1", "color@2", "color@2"]
+    lazy.active.close()
+
+
+def test_frames_that_wait_for_a_version_that_is_refused_go_through_the_old_one(
+    lazy: Street,
+) -> None:
+    """It is loaded again, by the first of them."""
+    lazy.put()
+    taken = lazy.take()
+    lazy.unload()
+    lane = in_lane(lazy, taken)
+    lazy.active.end_swap("color")
+    lane.join(PATIENCE)
+    assert lazy.colors.by == ["color@1", "color@1"]
+    lazy.active.close()
+
+
+def test_a_stop_ends_the_wait_for_another_version(lazy: Street) -> None:
+    """The frame gives no result rather than one without its second stage."""
+    lazy.put()
+    taken = lazy.take()
+    lazy.unload()
+    lane = in_lane(lazy, taken)
+    lazy.board.close()
+    lane.join(PATIENCE)
+    assert not lane.is_alive()
+    assert lazy.colors.by == ["color@1"]
+    assert lazy.pipeline.queue.account.dropped["error"] == 1
+    lazy.active.close()
+
+
+def test_a_model_is_renewed_though_its_frames_need_another_to_be_loaded(
+    lazy: Street, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each waited for the other for 30 s; then the old one was left in memory."""
+    (car,) = lazy.pipeline.servings
+    old = car.model
+    assert old is not None
+    for idle in lazy.active.unload(lambda serving, _: serving is lazy.color):
+        lazy.active.retire(idle)
+    lazy.put()
+    taken = lazy.take()
+    loader = lazy.active.loader
+    again = partial(loader.load, old.folder, "picture")
+    renewing = threading.Thread(target=lazy.active.renew, args=(old, lambda: again()[0]))
+    renewing.start()
+    wait_until(lambda: car.model is None, "the model to be unloaded")
+    infer(lazy.board, taken)
+    renewing.join()
+    assert lazy.colors.by == ["color@1", "color@1"]
+    assert "stuck in an inference" not in caplog.text
+    assert car.model not in {None, old}
+    lazy.active.close()

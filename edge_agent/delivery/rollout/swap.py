@@ -114,10 +114,7 @@ class Swap:
     def _discard(self, name: str, models: Models) -> None:
         """Close models that will not serve, and load the live version if it was unloaded."""
         close_all(models)
-        empty = [s for s in self.active.servings_of(name) if s.model is None and not s.lazy]
-        for serving in empty:
-            self.active.load(serving)  # a failure is logged, and kept for health
-        self.active.swapping.discard(name)
+        self.active.end_swap(name)  # a failure is logged, and kept for health
 
     def open(self, folder: ModelFolder, *, checked: bool = True) -> dict[Kind, Model]:
         """Load a version for every kind of sample from its pipelines; needs no lock.

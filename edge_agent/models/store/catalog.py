@@ -75,6 +75,15 @@ class Catalog:
                 found.setdefault(version_key(entry.version), entry)
         return tuple(found[key] for key in sorted(found, reverse=True))
 
+    def accepts(self, name: str, version: str | None) -> bool:
+        """Whether an accepted version is installed; else one may still be pushed."""
+        meant = None if version is None else version_key(version)
+        return any(
+            entry.accepted
+            and (meant is None or entry.version is None or version_key(entry.version) == meant)
+            for entry in self.entries(name)
+        )
+
     def find(self, name: str, version: str | None = None, *, on_trial: bool = False) -> ModelFolder:
         """Find a version of a model; None: the live one.
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Generic, Protocol, TypeVar, cast
 from ...config.settings import Arm, SecondStage
 from ...config.settings import Pipeline as PipelineSettings
 from ...core.containment import contained, reason
-from ...core.errors import AgentError
+from ...core.errors import AgentError, EngineError
 from ...core.types import Detections, Outcome, Request, Sample
 from ...inference.model import Model
 from ...serving.active import Serving
@@ -117,13 +117,18 @@ class PipelineRoute:
         from . import second_stage
 
         below = {id(each) for stage, _ in self._seconds for each in stage.then}
-        concerned = False
-        for stage, serving in self._seconds:
+        concerned, needed = False, list[Serving]()
+        for taken, (stage, serving) in zip(job.beside, self._seconds, strict=True):
             if id(stage) not in below:
                 concerned = second_stage.concerns(stage, outcome.findings)
-            unloaded = serving.lazy and serving.model is None and serving.problem is None
-            if unloaded and concerned:
-                self._common.load(serving)
+            if concerned and (taken or serving.model or serving.problem) is None:
+                needed.append(serving)
+        if needed:
+            # The old version is not loaded again while another is coming. That waits for no frame
+            # but those that have the old one; this one had none when it was taken.
+            self._common.board.wait(lambda: not any(serving.swapping for serving in needed))
+        for serving in needed:
+            self._common.load(serving)
         with (
             contained(self._name),
             self._common.board.using(
@@ -134,6 +139,9 @@ class PipelineRoute:
             ) as models,
         ):
             stages = zip((stage for stage, _ in self._seconds), models, strict=True)
+            for (_, serving), model in zip(self._seconds, models, strict=True):
+                if model is None and serving.problem is None and serving in needed:
+                    raise EngineError(f"model {serving.reference} is unloaded, or the agent ends")
             there = [(stage, model) for stage, model in stages if model is not None]
             return second_stage.add(outcome, job.sample, there, partial(self._see, asked))
 
