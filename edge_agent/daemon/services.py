@@ -289,4 +289,5 @@ def _device_identity(runner: Runner, inventory: Inventory) -> DeviceIdentity:
         quota_bytes=lambda: runner.settings.quota_mb * 2**20,
         pinned=runner.active.pins,
         credible=runner.identity.credible,
+        may_be_behind=runner.identity.may_be_behind,
     )

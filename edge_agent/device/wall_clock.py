@@ -6,9 +6,9 @@ contain the wall clock's time, and are marked if it cannot be trusted.
 
 The rule: a time is credible if it is after the release of this version and after the end of the
 last run on this state folder; otherwise only if the system reports that it has set the clock
-(systemd-timesyncd's mark, or the kernel's). After a boot the clock may go on from when the machine
-was switched off: then it decides for some minutes nothing about what has expired. Imports little:
-the first result waits for it.
+(systemd-timesyncd's mark, or the kernel's). After a boot it may go on from when the machine was
+switched off: then what it shows as not expired waits for some minutes. Imports little: the first
+result waits for it.
 """
 
 from __future__ import annotations
@@ -59,11 +59,8 @@ class WallClock:
         """Whether a time shown by this clock may be right.
 
         Args:
-            time_ns: nanoseconds since 1970; None: the present time, to decide what has expired.
+            time_ns: nanoseconds since 1970; None: the present time.
         """
-        if time_ns is None and self._goes_on and time.monotonic() < BOOT_SECONDS:
-            self._goes_on = not self._is_set()
-            return not self._goes_on
         read = self._now() if time_ns is None else time_ns
         if read >= self._floor:
             return True
@@ -74,6 +71,13 @@ class WallClock:
             if self._is_set():
                 self._floor = min(self._floor, self._now())
         return read >= self._floor
+
+    def may_be_behind(self) -> bool:
+        """Whether it may go on from when the machine was switched off: what expires may have."""
+        if self._goes_on and time.monotonic() < BOOT_SECONDS:
+            self._goes_on = not self._is_set()
+            return self._goes_on
+        return False
 
 
 def may_be_behind() -> bool:

@@ -7,7 +7,7 @@ import socket
 from datetime import UTC, datetime
 
 from ..config.settings import Broker
-from .tls import ends, expired
+from .tls import expired, validities
 
 NOT_AUTHORIZED = 0x87
 BAD_PASSWORD = 0x86
@@ -74,7 +74,7 @@ def _alert_hint(broker: Broker) -> str:
 
 def _expired(broker: Broker, key: str) -> str:
     """Return since when a certificate of `[broker]` has expired, and the mend; "": it has not."""
-    end = ends(broker).get(key)
+    _, end = validities(broker).get(key, (None, None))
     if end is None or end > datetime.now(UTC):
         return ""
     return f"{expired(end)}: renew broker.{key}"

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,6 +27,8 @@ _EXPIRING = {
     "cert_file": ("our certificate", "the broker takes no new connection with it"),
     "ca_file": ("the authority's certificate", "no broker is trusted"),
 }
+Validity = tuple[datetime, datetime]
+"""From when and until when a certificate is valid."""
 _PEM = rb"-----BEGIN (?:TRUSTED )?CERTIFICATE-----([^-]*)-----END "
 _UTC_TIME = 0x17
 """Tag of a time whose year has two digits (RFC 5280, 4.1.2.5.1)."""
@@ -127,7 +130,7 @@ class Renewal:
         """Say so of the certificates that the settings name at the time."""
         self._broker = broker
         self._files: list[tuple[int, int, int]] | None = None
-        self._ends: Mapping[str, datetime] = {}
+        self._ends: Mapping[str, Validity] = {}
         self._due = Latch()
 
     def problems(self) -> list[str]:
@@ -135,22 +138,23 @@ class Renewal:
         broker = self._broker()
         files = _files(broker)
         if files != self._files:
-            self._files, self._ends = files, ends(broker)
+            self._files, self._ends = files, validities(broker)
         said = expiring(self._ends, HEALTH_DAYS)
         if self._due.begins(bool(said)):
             log.warning("%s", "; ".join(said))
         return said
 
 
-def expiring(found: Mapping[str, datetime], days: int) -> list[str]:
+def expiring(found: Mapping[str, Validity], days: int) -> list[str]:
     """Return a text for each certificate that expires within so many days, or has.
 
     A clock that has not been set is behind: what has expired by it has.
     """
     now = datetime.now(UTC)
     lines = []
-    for key, end in found.items():
-        if end - now < timedelta(days=days):
+    for key, (begin, end) in found.items():
+        # One that is renewed each day has no fortnight.
+        if end - now < min(timedelta(days=days), (end - begin) / 3):
             whose, effect = _EXPIRING[key]
             then = f"expires on {end:%Y-%m-%d}; after that" if end > now else f"{expired(end)};"
             lines.append(f"broker: {whose} {then} {effect}: renew broker.{key}")
@@ -162,8 +166,8 @@ def expired(end: datetime) -> str:
     return f"expired on {end:%Y-%m-%d}, if this device's clock is right"
 
 
-def ends(broker: Broker) -> dict[str, datetime]:
-    """Return when the certificates of `[broker]` expire, by setting, where that can be read.
+def validities(broker: Broker) -> dict[str, Validity]:
+    """Return when the certificates of `[broker]` are valid, by setting, where that can be read.
 
     Of `ca_file`, which may hold several authorities, the last; of `cert_file` the first in it,
     which is ours.
@@ -176,21 +180,27 @@ def ends(broker: Broker) -> dict[str, datetime]:
             with suppress(OSError, ValueError, IndexError):
                 if name is not None:
                     with open_plain_file(name) as file:
-                        held = [_end(a2b_base64(each)) for each in re.findall(_PEM, file.read())]
-                    found[key] = held[0] if key == "cert_file" else max(held)
+                        held = [
+                            _validity(a2b_base64(each)) for each in re.findall(_PEM, file.read())
+                        ]
+                    last = max(held, key=itemgetter(1))
+                    found[key] = held[0] if key == "cert_file" else last
     return found
 
 
-def _end(certificate: bytes) -> datetime:
-    """Return when a certificate in DER form expires (RFC 5280, 4.1).
+def _validity(certificate: bytes) -> Validity:
+    """Return when a certificate in DER form is valid (RFC 5280, 4.1).
 
     Python's ssl tells that of other parties' only; `cryptography` would take 12 MB of memory.
     """
     fields = _elements(_elements(_elements(certificate)[0][1])[0][1])
     # Version, serial number, signature, issuer, validity; version 1 has none.
-    validity = fields[4 if fields[0][0] == 0xA0 else 3][1]
-    tag, text = _elements(validity)[1]
-    time = text.decode()
+    begin, end = _elements(fields[4 if fields[0][0] == 0xA0 else 3][1])
+    return _time(*begin), _time(*end)
+
+
+def _time(tag: int, data: bytes) -> datetime:
+    time = data.decode()
     if tag == _UTC_TIME:
         time = ("19" if time >= "50" else "20") + time
     return datetime.fromisoformat(f"{time[:8]}T{time[8:]}")

@@ -27,7 +27,9 @@ class LineTotals:
         """Whether a time of this device's clock, nanoseconds since 1970, may be right."""
         self._began: tuple[int, float] | None = None
         """When it began by the wall clock, ns, and by the monotonic one, until `credible`."""
-        self._since: str = kept["since"] if kept else self._begin()
+        # Of a clock that was not set before the last run ended, too.
+        dated = kept is not None and kept["since"] >= "2020"
+        self._since: str = kept["since"] if kept and dated else self._begin()
         self._resets: int = kept.get("resets", 0) if kept else 0
         """How often they were reset: unlike the clock, it is never set back."""
         self._lines: dict[str, Ways] = {}

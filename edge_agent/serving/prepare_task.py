@@ -136,6 +136,8 @@ class PrepareTask:
         self._making = model.folder, making
 
     def _make(self, folder: ModelFolder, choice: EngineChoice, kind: Kind) -> Artifact:
+        serving = [each.model for each in self._active.all()]
+        used = [model.folder.path for model in serving if model is not None]
         with contained(f"{folder.manifest.id}: preparing it"):
             return prepare(
                 self._store,
@@ -144,6 +146,7 @@ class PrepareTask:
                 kind,
                 budget_mb=self._budget_mb,
                 quota=self._quota(),
+                used=used if len(used) == len(serving) else None,
                 stopped=lambda: "the agent ends" if self._closing.is_set() else None,
             )
 

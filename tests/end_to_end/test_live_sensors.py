@@ -501,6 +501,25 @@ def test_pipelines_that_share_a_sensor_with_stall_s_begin_at_once(
     wait_until(both_have, "a result of each")
 
 
+def test_fields_of_a_sensor_that_was_silent_are_read_again(
+    broker: Mosquitto, listen: Callable[..., Listener], agent: Callable[..., AgentProcess]
+) -> None:
+    """Each pipeline waited until all were open at once, which came about ever more rarely."""
+    source = "mqtt:lab/fridge?time=t&stall_s=1&field="
+    pipelines = [{"name": name, "source": source + name, "model": "readings"} for name in "abc"]
+    heard = listen(broker.port)
+    agent(agent_settings("box", broker.url, pipelines))
+    for name in "abc":
+        heard.wait_state(f"edge/box/source/{name}", state="lost")
+
+    def all_have() -> bool:
+        payload = json.dumps({"t": time.time(), "a": 1, "b": 2, "c": 3})
+        heard.publish("lab/fridge", payload, qos=1)
+        return all(heard.on(f"edge/box/result/{name}") for name in "abc")
+
+    wait_until(all_have, "a result of each")
+
+
 def test_readings_with_times_wait_at_the_broker_for_the_next_run(box: Callable[..., Box]) -> None:
     """Killed, stopped or updated: what a sensor says meanwhile is read by the next run."""
     source = "mqtt:lab/fridge?time=t"

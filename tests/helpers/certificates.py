@@ -34,7 +34,7 @@ def issue(folder: Path, name: str, issuer: Issued | None = None, *, days: float 
         .issuer_name(issuer.certificate.subject if issuer else subject)
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
-        .not_valid_before(now - dt.timedelta(days=20))
+        .not_valid_before(now - dt.timedelta(days=200))
         .not_valid_after(now + dt.timedelta(days=days))
         .add_extension(
             x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]),

@@ -152,14 +152,16 @@ def test_forms_of_old_versions_give_way_to_a_form(store: Store) -> None:
     for number, form in enumerate((two, one)):
         os.utime(form, (number, number))
     quota = size_of(store.models) + size_of(store.root / FOLDER) + size_of(versions[3])
-    need_room(store, versions[3], quota - 1)
+    with pytest.raises(ModelError, match="does not fit"):
+        need_room(store, versions[3], quota - 1, [versions[0], versions[1]])
+    need_room(store, versions[3], quota - 1, [])
     assert not two.exists(), "made first"
     assert one.exists()
-    need_room(store, versions[3], quota - 1 - 2 * FORM_BYTES)
+    need_room(store, versions[3], quota - 1 - 2 * FORM_BYTES, [])
     assert not one.exists()
     assert three.exists(), "the one before"
     with pytest.raises(ModelError, match="does not fit"):
-        need_room(store, versions[3], quota - 1 - 2 * FORM_BYTES - 2000)
+        need_room(store, versions[3], quota - 1 - 2 * FORM_BYTES - 2000, [])
     assert three.exists()
 
 

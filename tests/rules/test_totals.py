@@ -171,6 +171,9 @@ def test_totals_that_began_before_the_clock_was_set_say_so_until_it_is(
         assert totals.save() == {"p"}
         said = totals.of("p").of(["gate"])
         assert (said["since"], said["clock"]) == ("1970-01-01T00:00:20.000Z", "unset")
+        totals = file()  # a restart
+        assert totals.of("p").of(["gate"])["clock"] == "unset"
+        totals.save()
     assert totals.save() == {"p"}, "it is published again"
     said = totals.of("p").of(["gate"])
     assert "clock" not in said

@@ -476,9 +476,9 @@ def _device(settings: Settings) -> list[str]:
     from ...core.files import check_state_folder
     from ...device.pressure import disk_problems, memory_problems
     from ...device.thermal import Thermometer
-    from ...mqtt.tls import CHECK_DAYS, ends, expiring
+    from ...mqtt.tls import CHECK_DAYS, expiring, validities
 
-    due = expiring(ends(settings.broker), CHECK_DAYS)
+    due = expiring(validities(settings.broker), CHECK_DAYS)
     disk = disk_problems(check_state_folder(settings.state))
     return [*Thermometer().read().problems(), *memory_problems(), *disk, *due]
 

@@ -296,9 +296,10 @@ class Rollouts:
 
     def _obstacle(self, plan: Plan, now: float) -> tuple[str, str | None] | None:
         """Return why it is not installed now: the state to report, and a reason; None: it is."""
-        if not self._identity.credible():
+        expired = plan.expires_at <= time.time()
+        if not self._identity.credible() or (self._identity.may_be_behind() and not expired):
             return "waiting", "the clock of this device is not set yet"
-        if plan.expires_at <= time.time():
+        if expired:
             return "waiting", f"expired at {plan.expires}"
         left, newer = self._left(plan)
         for each in newer:

@@ -383,7 +383,8 @@ class Router:
         self._blocks.tick(now)
         if self._waiting and now - self._clock_checked > CLOCK_SECONDS:
             self._clock_checked = now
-            if self.admission.identity.credible():
+            identity = self.admission.identity
+            if identity.credible() and not identity.may_be_behind():
                 for transfer, offer in list(self._waiting.items()):
                     self._consider(transfer, *offer)
 

@@ -263,9 +263,9 @@ class Runner:  # noqa: PLR0904 - what commands, reload and health ask of pipelin
                 pipeline.expect(-1)
 
     def _is_read(self, topic: str) -> bool:
-        """Whether all pipelines read that want what the broker holds of a topic."""
+        """Whether all pipelines have begun that read what the broker holds of a topic."""
         held = [p for p in self.pipelines.values() if p.spec.held and p.spec.name == topic]
-        return all(pipeline.source.is_open for pipeline in held if pipeline.settings.enabled)
+        return all(p.source.is_open or p.state is not None for p in held if p.settings.enabled)
 
     def _servings(self, settings: PipelineSettings, spec: SourceSpec) -> list[Serving]:
         """Return the servings of a pipeline's first stage."""

@@ -45,6 +45,10 @@ class Identity:
         """Whether a time, nanoseconds since 1970, or the machine's clock may be right."""
         return self.wall is None or self.wall.credible(time_ns)
 
+    def may_be_behind(self) -> bool:
+        """Whether the machine's clock may be behind; see `WallClock.may_be_behind`."""
+        return self.wall is not None and self.wall.may_be_behind()
+
 
 @record(eq=False)
 class Common:

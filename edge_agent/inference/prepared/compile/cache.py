@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -75,6 +75,7 @@ def prepare(
     *,
     budget_mb: int = 0,
     quota: int = 0,
+    used: Collection[Path] | None = None,
     timeout_s: float = 600.0,
     stopped: Callable[[], str | None] = lambda: None,
     yields: Callable[[], bool] = crowded,
@@ -91,6 +92,7 @@ def prepare(
         kind: the kind of sample that the model will get.
         budget_mb: memory limit of the model; 0: no limit.
         quota: bytes that the store may take, artifacts included; 0: no limit.
+        used: folders of the models whose artifacts stay; None: all do.
         timeout_s: seconds after which the child counts as hung.
         stopped: returns why to stop; None: go on.
         yields: returns whether others need the processor more.
@@ -103,7 +105,7 @@ def prepare(
 
     key = key_of(store.root, model.path, choice, kind, budget_mb)
     try:
-        need_room(store, model.path, quota)
+        need_room(store, model.path, quota, used)
         with store.stage() as staged:
             made = staged / key
             made.mkdir()

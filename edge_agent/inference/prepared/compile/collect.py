@@ -5,6 +5,7 @@ An artifact is useless without its model, and can be made again from it.
 
 from __future__ import annotations
 
+import logging
 import shutil
 from collections.abc import Collection
 from functools import partial
@@ -16,6 +17,8 @@ from ....core.files import disk_errors, is_gone, size_of, subfolders
 from ....models.store.housekeeping import DerivedForm, delete_useless
 from ....models.store.store import Store
 from ..artifact import FOLDER, ArtifactError, read
+
+log = logging.getLogger(__name__)
 
 _WHILE_MADE = 3
 """Temporary disk space for making a form, as a multiple of the model's size."""
@@ -61,11 +64,11 @@ def collect_artifacts(store: Store, keep: Collection[str] = ()) -> tuple[str, ..
         return (*done.lines, *done.failed)
 
 
-def need_room(store: Store, model: Path, quota: int) -> None:
+def need_room(store: Store, model: Path, quota: int, used: Collection[Path] | None = None) -> None:
     """Make room for a model's artifact within *quota* bytes; 0: no limit.
 
-    Artifacts of versions that neither run nor ran before go, those made first; no version does: a
-    rollback needs the version, not the speed.
+    Artifacts of versions without a role go, those made first, if it is known which models are
+    *used*. No version does: a rollback needs the version, not the speed.
 
     Raises:
         ModelError: it cannot be made, or kept.
@@ -73,8 +76,8 @@ def need_room(store: Store, model: Path, quota: int) -> None:
     size = size_of(model)
     with disk_errors(f"{model}: preparing it"), store.locked():
         taken = size_of(store.models) + size_of(store.incoming) + size_of(store.root / FOLDER)
-        if quota and taken + size > quota:
-            taken -= _remove_idle(store, model, taken + size - quota)
+        if quota and taken + size > quota and used is not None:
+            taken -= _remove_idle(store, {model, *used}, taken + size - quota)
         free = shutil.disk_usage(store.root).free
     if quota and taken + size > quota:
         raise ModelError(
@@ -88,18 +91,21 @@ def need_room(store: Store, model: Path, quota: int) -> None:
         )
 
 
-def _remove_idle(store: Store, model: Path, needed: int) -> int:
+def _remove_idle(store: Store, used: Collection[Path], needed: int) -> int:
     """Remove artifacts of versions without a role, if that gives enough; return the bytes."""
     idle = []
     for form in forms(store):
-        if form.model not in {None, model} and form.model.parent.parent == store.models:
-            pointers = store.pointers(form.model.parent.name)
-            if not pointers.damage and pointers.role(form.model.name) is None:
-                idle.append((form.path.stat().st_mtime, size_of(form.path), form.path))
+        if form.model is None or form.model in used or form.model.parent.parent != store.models:
+            continue
+        pointers = store.pointers(form.model.parent.name)
+        # Without a live pointer the highest version runs.
+        if pointers.live is not None and pointers.role(form.model.name) is None:
+            idle.append((form.path.stat().st_mtime, size_of(form.path), form.path))
     freed = 0
     if sum(size for _, size, _ in idle) >= needed:
         for _, size, path in sorted(idle):
             if freed < needed:
-                shutil.rmtree(path)
+                store.delete_folder(path)
                 freed += size
+                log.info("%s: removed for the form of a model that is used", path)
     return freed
