@@ -8,7 +8,6 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from collections.abc import Set as AbstractSet
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -102,7 +101,7 @@ class Serving:
     """Whether the memory budget had no room for the model beside the others."""
     unloaded: tuple[str, Statistics] | None = None
     """Version and counts of a model that was unloaded; if it is loaded again, they go on."""
-    swaps: AbstractSet[str] = frozenset()
+    swaps: Collection[str] = frozenset()
     """See `ActiveModels.swapping`."""
 
     @property
@@ -409,10 +408,7 @@ class ActiveModels:
     def renew(self, old: Model, load: Callable[[], Model | None]) -> bool:
         """Unload a model, then serve with another one from the same files, to save memory.
 
-        Meanwhile frames wait or are superseded.
-
-        Returns:
-            False, without doing anything, if the old one no longer serves.
+        Meanwhile frames wait or are superseded. False: the old one no longer serves.
         """
         with self._lanes.boundary():
             servings = [serving for serving in self._all.values() if serving.model is old]
@@ -425,9 +421,12 @@ class ActiveModels:
         # Before the lock: frames that are still in it may need a lazy model to be loaded.
         self.retire(old)
         with self._loading:
-            new = load()
+            try:
+                new = load()
+            finally:
+                with self._lanes.boundary():
+                    self.swapping -= references
             with self._lanes.boundary():
-                self.swapping -= references
                 # A rollback or a push may have installed another version meanwhile.
                 empty = [serving for serving in servings if serving.model is None]
                 for serving in empty:

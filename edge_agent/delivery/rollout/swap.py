@@ -101,7 +101,11 @@ class Swap:
             except AgentError:
                 self._discard(name, models)
                 raise
-            yield folder, models
+            try:
+                yield folder, models
+            finally:
+                if name in self.active.swapping:  # something unexpected: frames must not wait
+                    self._discard(name, models)
 
     def _unload(self, name: str) -> None:
         """Unload the version that serves; its frames wait or are superseded."""
