@@ -148,7 +148,7 @@ def _versions(
         stop=deployer.commands.stop,
         rollback=deployer.commands.undo,
         health=lambda: (latest() or {}).get("state"),
-        presence=Presence(client.ask, client.leave),
+        presence=Presence(client.ask, client.subscribing.granted, client.leave),
     )
     rollouts.kept(runner.overrides.kept_rollout)
     push_status.on_state = rollouts.heard

@@ -130,7 +130,7 @@ class Client:
         self.feeds.on_open = lambda topic: self.ask([topic], own=False)
         self.feeds.on_close = lambda topic: self.leave([topic])
         self._outbox = Outbox(f"{status_topic}/barrier")
-        self._subscribing = Subscribing(self.feeds.qos)
+        self.subscribing = Subscribing(self.feeds.qos)
         self._spool_writer: SpoolWriter | None = None
         self._connects = 0
         self._problem: str | None = None
@@ -283,14 +283,14 @@ class Client:
         """
         with self._lock:
             if self._outbox.connection is not None:
-                self._subscribing.ask(self._outbox.connection, topics, own=own)
+                self.subscribing.ask(self._outbox.connection, topics, own=own)
             return self._outbox.connection is not None
 
     def leave(self, topics: list[str]) -> None:
         """Unsubscribe from topics that `filters` no longer returns, and nobody reads."""
         with self._lock:
             gone = [topic for topic in topics if not self.feeds.wants(topic)]
-            self._subscribing.leave(gone)
+            self.subscribing.leave(gone)
             if gone and self._outbox.connection is not None:
                 self._outbox.connection.unsubscribe(gone)
 
@@ -305,9 +305,9 @@ class Client:
 
     def _subscribe(self, connection: Connection) -> None:
         """Subscribe to all topics; the caller holds the lock."""
-        self._subscribing.begin()
-        self._subscribing.ask(connection, self.feeds.topics(), own=False)
-        self._subscribing.ask(connection, list(self._filters()), own=True)
+        self.subscribing.begin()
+        self.subscribing.ask(connection, self.feeds.topics(), own=False)
+        self.subscribing.ask(connection, list(self._filters()), own=True)
 
     def _receive(self, message: ReceivedMessage) -> None:
         """Pass on a message; called by paho's thread, which must not wait."""
@@ -335,7 +335,7 @@ class Client:
                 outbox.waiting,
                 self._problem
                 or self._reconnect.unsteady
-                or self._subscribing.problem
+                or self.subscribing.problem
                 or (UNACKNOWLEDGED if self._unacknowledged else outbox.problem),
                 outbox.inflight.dropped,
                 outbox.replayed,
@@ -455,8 +455,8 @@ class Client:
                 if time.monotonic() - self._said > STATUS_SECONDS:
                     self._said = time.monotonic()
                     self._outbox.repeat(self._status_topic, status)
-                if self._subscribing.passed(connection, pause):
-                    log.warning("broker: %s", self._subscribing.problem)
+                if self.subscribing.passed(connection, pause):
+                    log.warning("broker: %s", self.subscribing.problem)
             pause = REPLAY_SECONDS if self._outbox.inflight.has_waiting else BARRIER_SECONDS
 
     def _is_interrupted(self) -> bool:
@@ -495,5 +495,5 @@ class Client:
                 case "unsubscribed":
                     self._outbox.unsubscribed(mid)
                 case "subscribed":
-                    if self._subscribing.answered(mid, refusals):
-                        log.warning("broker: %s", self._subscribing.problem)
+                    if self.subscribing.answered(mid, refusals):
+                        log.warning("broker: %s", self.subscribing.problem)

@@ -42,6 +42,8 @@ class Subscribing:
         self._qos = qos
         self.problem: str | None = None
         """Why not all are granted; kept over a new connection until that has granted all."""
+        self.granted: set[str] = set()
+        """Topic filters that the present broker has granted since they were last asked for."""
         self._requests: dict[int, _Request] = {}
         self._refused: dict[str, tuple[bool, Refusal]] = {}
         """Whether it is the device's own, and why it was refused, by topic filter."""
@@ -49,6 +51,7 @@ class Subscribing:
 
     def begin(self) -> None:
         """Start over for a new connection."""
+        self.granted.clear()
         self._requests.clear()
         self._refused.clear()
 
@@ -56,6 +59,7 @@ class Subscribing:
         """Subscribe; *own*: topics for commands and pushes, or else foreign topics."""
         if not topics:
             return
+        self.granted.difference_update(topics)
         wanted = [(topic, 1 if own else self._qos(topic)) for topic in topics]
         mid = connection.subscribe(wanted, as_published=own)
         if mid is not None:  # None: the connection has just ended
@@ -73,7 +77,9 @@ class Subscribing:
             return False
         for topic, refusal in zip(request.topics, refusals, strict=False):
             self._refused.pop(topic, None)
-            if refusal is not None:
+            if refusal is None:
+                self.granted.add(topic)
+            else:
                 self._refused[topic] = (request.own, refusal)
                 self._refused_seconds = 0.0
         return self._judge()

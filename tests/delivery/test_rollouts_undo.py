@@ -89,7 +89,7 @@ class Device:
             stop=self.ledger.cancel_transfer,
             rollback=self._roll_back,
             health=lambda: "ok",
-            presence=Presence(lambda _t: True, lambda _t: None),
+            presence=Presence(lambda _t: True, (), lambda _t: None),
         )
 
     def _hear(self, transfer: str, says: Any) -> bool:
@@ -255,3 +255,23 @@ def test_a_kill_while_it_goes_back_does_not_leave_it_live(device: Device) -> Non
     device.start()
     device.hear(state="aborted", back=True)
     assert (device.live, device.state) == ("1", "rolled-back")
+
+
+def test_the_silence_of_a_dead_connection_is_no_sign_that_a_plan_is_gone() -> None:
+    """After ten seconds of it, older settings took the place of newer ones."""
+    granted, asked = set[str](), list[list[str]]()
+
+    def ask(topics: list[str]) -> bool:
+        asked.append(topics)
+        return True
+
+    presence, now = Presence(ask, granted, lambda _t: None), time.monotonic()
+    presence.heard("newer", "edge/@rollout/newer")
+    presence._heard["newer"] = "edge/@rollout/newer", now - 60
+    presence.heard("older", "edge/@rollout/older")
+    assert presence.lies("newer", "older", now) is None
+    assert presence.lies("newer", "older", now + 11) is None
+    assert len(asked) == 2, "once more"
+    granted.add("edge/@rollout/newer")
+    assert presence.lies("newer", "older", now + 12) is None
+    assert presence.lies("newer", "older", now + 22) is False

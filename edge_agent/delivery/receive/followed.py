@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass
+from math import inf
 from typing import Any
 
 from ...core.names import is_name
@@ -77,13 +78,18 @@ class Presence:
     """
 
     def __init__(
-        self, ask: Callable[[list[str]], bool], leave: Callable[[list[str]], object]
+        self,
+        ask: Callable[[list[str]], bool],
+        granted: Container[str],
+        leave: Callable[[list[str]], object],
     ) -> None:
         """Start without plans.
 
-        *ask* subscribes to topics, and returns False without a connection; *leave* unsubscribes.
+        *ask* subscribes to topics, and returns False without a connection; *granted* holds those
+        for which the broker has answered that; *leave* unsubscribes.
         """
         self._ask = ask
+        self._granted = granted
         self._leave = leave
         self._heard: dict[str, tuple[str, float]] = {}
         """By id: the topic of a plan, and when it came last."""
@@ -106,6 +112,10 @@ class Presence:
         (topic, at), (_, since) = self._heard[name], self._heard[other]
         if at > since - TOGETHER_SECONDS:
             return True
-        if name not in self._asked and self._ask([topic]):
+        late = now > self._asked.get(name, -inf) + ANSWER_SECONDS
+        if late and topic in self._granted and name in self._asked:
+            return False
+        # Of a connection that is dead, silence says nothing.
+        if late and self._ask([topic]):
             self._asked[name] = now
-        return False if now > self._asked.get(name, now) + ANSWER_SECONDS else None
+        return None
