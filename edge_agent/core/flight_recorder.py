@@ -269,15 +269,17 @@ def has_rebooted(state: str) -> bool:
     """Whether the machine has been started again since the last run; False if that is not known."""
     try:
         with open_plain_file(os.path.join(state, FILE)) as file:  # noqa: PTH118 - as above
-            boot = _boot(file.read(PAGE))
+            boot, _ = _last_kills(file.read(PAGE))
     except OSError:
         return False
     return boot not in {"", _memory_kills()[0]}
 
 
-def _boot(data: bytes) -> str:
-    """Return the boot id of the last run; empty: not known."""
-    return data[_MEMORY:_FIRST].partition(b"\0")[0].decode("ascii", "replace").partition(" ")[0]
+def _last_kills(data: bytes) -> tuple[str, str]:
+    """Return what `remember_kills` recorded: the boot id, and the kills; empty: not known."""
+    said = data[_MEMORY:_FIRST].partition(b"\0")[0].decode("ascii", "replace")
+    boot, _, kills = said.partition(" ")
+    return boot, kills
 
 
 def _write(page: mmap.mmap, at: int, text: str, width: int = _WIDTH) -> None:
@@ -306,8 +308,7 @@ def _killed_for_memory(data: bytes) -> bool:
 
     A later boot has other kills, and says nothing about that run.
     """
-    before = data[_MEMORY:_FIRST].partition(b"\0")[0].decode("ascii", "replace")
-    boot, _, kills = before.partition(" ")
+    boot, kills = _last_kills(data)
     now = _memory_kills()
     return kills.isdecimal() and boot == now[0] and int(kills) < now[1]
 

@@ -74,15 +74,13 @@ class WallClock:
 
     def may_be_behind(self) -> bool:
         """Whether it may go on from when the machine was switched off: what expires may have."""
-        if self._goes_on and time.monotonic() < BOOT_SECONDS:
-            self._goes_on = not self._is_set()
-            return self._goes_on
-        return False
+        self._goes_on = self._goes_on and may_be_behind(self._is_set)
+        return self._goes_on
 
 
-def may_be_behind() -> bool:
+def may_be_behind(is_set: Callable[[], bool] | None = None) -> bool:
     """Whether the machine has just booted and not set its clock yet, as far as the system says."""
-    return time.monotonic() < BOOT_SECONDS and not system_has_set_clock()
+    return time.monotonic() < BOOT_SECONDS and not (is_set or system_has_set_clock)()
 
 
 def system_has_set_clock() -> bool:

@@ -111,7 +111,7 @@ class _Early:
         if self.acknowledged:
             message.ack()
         self.messages.append(message)
-        self.size += len(message.payload) + MESSAGE_BYTES
+        self.size += _size(message)
         while self.size > EARLY_BYTES:
             self.given_up += 1
             self._take()
@@ -120,7 +120,7 @@ class _Early:
         message = self.messages.popleft()
         if not self.acknowledged:
             message.ack()
-        self.size -= len(message.payload) + MESSAGE_BYTES
+        self.size -= _size(message)
         return message.payload
 
     def acknowledge(self) -> None:
@@ -134,7 +134,7 @@ class _Early:
         """Forget what the broker sends again over its next connection."""
         if not self.acknowledged:
             self.messages = deque(message for message in self.messages if not message.qos)
-            self.size = sum(len(each.payload) + MESSAGE_BYTES for each in self.messages)
+            self.size = sum(map(_size, self.messages))
 
     def pass_to(self, topic: str, readers: tuple[_Reader, ...]) -> None:
         if self.given_up:
@@ -299,6 +299,10 @@ class Feeds:
             if early is not None:
                 early.add(message)
             return early is not None
+
+
+def _size(message: ReceivedMessage) -> int:
+    return len(message.payload) + MESSAGE_BYTES
 
 
 def _nothing(topic: str) -> None:
