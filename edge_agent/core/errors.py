@@ -67,6 +67,10 @@ class SourceError(AgentError):
     """When it is opened again, monotonic seconds; the same for all readers of a shared source."""
 
 
+class SilentError(SourceError):
+    """A sensor that says nothing; it stays open."""
+
+
 class SourceInUseError(SourceError):
     """A source that another program has open, which may be the agent itself."""
 

@@ -290,7 +290,8 @@ class ActiveModels:
                 why = str(problem).removeprefix(f"{serving.reference}: ")
                 if serving.problem != why:
                     log.error("model %s: %s", serving.reference, why)  # noqa: TRY400 - one line, no traceback
-                serving.problem = why
+                with self._lanes.boundary():  # frames no longer wait for it
+                    serving.problem = why
             else:
                 shared = self.serves(model)
                 with self._lanes.boundary():

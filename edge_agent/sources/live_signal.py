@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from ..core.errors import SampleError, SourceError
+from ..core.errors import SampleError, SilentError, SourceError
 from ..core.types import Reading
 from .continuity import Continuity, Counts, Rows
 from .shared import Shared, Tap, Wanted
@@ -61,10 +61,13 @@ class Signal:
 class LiveSignal(Tap):
     """One pipeline's view of a device."""
 
-    def __init__(self, shared: Shared, context: SourceContext, spec: SourceSpec) -> None:
-        """Create a source of the rows from now on."""
+    def __init__(
+        self, shared: Shared, context: SourceContext, spec: SourceSpec, *, reopened: bool
+    ) -> None:
+        """Create a source of the rows from now on; *reopened*: where it is silent for too long."""
         self._stall: float | None = spec.options["stall_s"]
         self._name = spec.redacted
+        self._reopened = reopened
         self._heard = time.monotonic()
         super().__init__(shared, context)
 
@@ -88,14 +91,25 @@ class LiveSignal(Tap):
         return there
 
     def check(self) -> None:
-        if self._stall is not None and time.monotonic() - self._heard > self._stall:
-            self._shared.lose(SourceError(f"{self._name}: gave nothing for {self._stall:g} s"))
+        if self._stall is None or time.monotonic() - self._heard <= self._stall:
+            return
+        why = f"{self._name}: gave nothing for {self._stall:g} s"
+        if not self._reopened:
+            self._heard = time.monotonic()
+            raise SilentError(why)
+        self._shared.lose(SourceError(why))
 
 
 def share(
-    spec: SourceSpec, context: SourceContext, open_device: Callable[[], Device]
+    spec: SourceSpec,
+    context: SourceContext,
+    open_device: Callable[[], Device],
+    *,
+    reopened: bool = True,
 ) -> LiveSignal:
     """Return a source for a device, opening it unless another pipeline has it open.
+
+    *reopened*: whether opening it again may help where it is silent.
 
     Raises:
         SourceError: it cannot be opened.
@@ -106,6 +120,7 @@ def share(
         counts = before.continuity.counts if isinstance(before, Signal) else None
         return Signal(spec, open_device(), counts)
 
-    return share_source(
-        spec, context, open_signal, lambda shared: LiveSignal(shared, context, spec)
-    )
+    def make(shared: Shared) -> LiveSignal:
+        return LiveSignal(shared, context, spec, reopened=reopened)
+
+    return share_source(spec, context, open_signal, make)

@@ -202,7 +202,10 @@ def open_source(spec: SourceSpec, context: SourceContext) -> LiveSignal:
     if topics is None:
         raise SourceError(f"{spec.redacted}: there is no broker to read it from")
     payload = Payload(options["field"], options["time"], options["format"], options["channels"])
-    return share(spec, context, lambda: TopicMessages(topics, spec.name, payload))
+    # What comes while it is closed would be missed.
+    return share(
+        *(spec, context, lambda: TopicMessages(topics, spec.name, payload)), reopened=False
+    )
 
 
 def _rows(value: Any, *, loose: bool = False) -> Array:

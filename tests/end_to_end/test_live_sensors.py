@@ -520,6 +520,24 @@ def test_fields_of_a_sensor_that_was_silent_are_read_again(
     wait_until(all_have, "a result of each")
 
 
+def test_the_first_reading_after_a_silence_is_read_by_every_pipeline(
+    broker: Mosquitto, listen: Callable[..., Listener], agent: Callable[..., AgentProcess]
+) -> None:
+    """Each had closed the topic for up to 30 s; what came, or had waited, only the others got."""
+    source = "mqtt:lab/fridge?stall_s=1&field="
+    pipelines = [{"name": name, "source": source + name, "model": "readings"} for name in "abc"]
+    heard = listen(broker.port)
+    agent(agent_settings("box", broker.url, pipelines))
+    for name in "abc":
+        heard.wait_state(f"edge/box/source/{name}", state="lost")
+    heard.publish("lab/fridge", json.dumps(dict.fromkeys("abc", 1)))
+
+    def all_have() -> bool:
+        return all(heard.on(f"edge/box/result/{name}") for name in "abc")
+
+    wait_until(all_have, "a result of each")
+
+
 def test_readings_with_times_wait_at_the_broker_for_the_next_run(box: Callable[..., Box]) -> None:
     """Killed, stopped or updated: what a sensor says meanwhile is read by the next run."""
     source = "mqtt:lab/fridge?time=t"

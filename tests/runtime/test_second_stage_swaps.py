@@ -133,6 +133,22 @@ def test_frames_go_on_without_a_second_stage_that_cannot_be_loaded(street: Stree
     street.active.close()
 
 
+def test_a_lane_that_waits_for_a_second_stage_hears_that_it_cannot_be_loaded(
+    street: Street,
+) -> None:
+    """The frames of a recording waited for ever: no other capture came to wake it."""
+    (street.models / "color" / "model.toml").write_text("broken")
+    street.active.load(street.pipeline.servings[0])
+    street.put()
+    lane = threading.Thread(target=lambda: infer(street.board, street.take()), daemon=True)
+    lane.start()
+    wait_until(lambda: street.board._idle == 1, "a waiting lane")
+    street.active.load(street.color)
+    lane.join(PATIENCE)
+    assert street.colors.by == [None]
+    street.active.close()
+
+
 @pytest.fixture
 def lazy(street: Street) -> Street:
     """Give the street, where what tells colors is loaded when it is needed, and a first result."""

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from ...config.settings import Pipeline as PipelineSettings
 from ...core.backoff import Backoff
 from ...core.containment import converted
-from ...core.errors import AgentError, SampleError, SourceError, thread_limit
+from ...core.errors import AgentError, SampleError, SilentError, SourceError, thread_limit
 from ...core.threads import ThreadGroup
 from ...core.types import Array, Reading, Sample
 from ...inference.model import Model
@@ -225,12 +225,17 @@ class Capture:
 
     def _read(self, source: Source, attempt: Attempt) -> None:
         windows = Windows(self) if self.spec.kind == "signal" else None
-        try:
-            self._read_into(source, attempt, windows)
-        except Exception:
-            if windows is not None:
-                windows.end("gap" if self.spec.live else "partial")  # the begun window is discarded
-            raise
+        while True:
+            try:
+                self._read_into(source, attempt, windows)
+            except Exception as problem:
+                if windows is not None:
+                    windows.end("gap" if self.spec.live else "partial")  # the begun window is lost
+                if not isinstance(problem, SilentError):
+                    raise
+                self._status.set("lost", str(problem))
+            else:
+                return
 
     def _read_into(self, source: Source, attempt: Attempt, windows: Windows | None) -> None:
         lossless = self.spec.lossless
