@@ -142,7 +142,8 @@ class ActiveModels:
         self.flows = flows
         self._stopping = stopping
         self.asked = asked
-        self._loading = threading.Lock()
+        self.loading = threading.Lock()
+        """Held while a model is loaded to serve where none does."""
         self._all: dict[tuple[str, Kind], Serving] = {}
         self._exchanges: Counter[str] = Counter()
         """How often another version of each model has gone live."""
@@ -226,7 +227,7 @@ class ActiveModels:
     def put(self, arm: Arm, kind: Kind, model: Model) -> None:
         """Serve with a model that was loaded elsewhere, unless one already serves."""
         serving = self.serving_for(arm, kind)
-        with self._loading, self._lanes.boundary():
+        with self.loading, self._lanes.boundary():
             if serving.model is None:
                 serving.model = model
 
@@ -269,7 +270,7 @@ class ActiveModels:
         *more_room*: as for `load_all`.
         """
         catalog = catalog or self._catalog
-        with self._loading:
+        with self.loading:
             if serving.model is not None or serving.swapping or self._stopping():
                 return
             folder, known = None, self._exchanges[serving.arm.name]
@@ -352,8 +353,12 @@ class ActiveModels:
         raise first or ModelError(f"{serving.arm.name}: no version can run")
 
     def _load(self, folder: ModelFolder, serving: Serving) -> tuple[Model, list[str]]:
-        """Load a version, unless it already serves under another reference."""
-        return self._shared(folder, serving) or self.loader.load(folder, serving.kind)
+        """Load a version, unless it serves under another reference: "face" and "face@3"."""
+        for other in self.all():
+            model = other.model
+            if model and other.kind == serving.kind and model.folder.path == folder.path:
+                return model, other.passed
+        return self.loader.load(folder, serving.kind)
 
     def exchange(self, models: Mapping[Kind, Model], name: str) -> Exchange:
         """Serve *name* with another version from the next frame on.
@@ -421,7 +426,7 @@ class ActiveModels:
             return False
         # Before the lock: frames that are still in it may need a lazy model to be loaded.
         self.retire(old)
-        with self._loading:
+        with self.loading:
             try:
                 new = load()
             finally:
@@ -486,15 +491,3 @@ class ActiveModels:
             for key, model in {id(model): model for model in models}.items()
             if model is not None and key not in serving
         ]
-
-    def _shared(self, folder: ModelFolder, serving: Serving) -> tuple[Model, list[str]] | None:
-        """Find the same version loaded under another reference: "face" and "face@3"."""
-        for other in self._all.values():
-            model = other.model
-            if (
-                model is not None
-                and other.kind == serving.kind
-                and model.folder.path == folder.path
-            ):
-                return model, other.passed
-        return None

@@ -56,11 +56,16 @@ class MemoryBudget:
         """Whether a model's files alone are larger."""
         return 0 < self.limit_mb * _MIB < size_of(folder.path)
 
-    def fits_beside(self, folder: ModelFolder) -> bool:
-        """Whether a model can be in memory along with the version that it replaces."""
+    def fits_beside(self, folder: ModelFolder, old: ModelFolder | None = None) -> bool:
+        """Whether a model can be in memory along with the version that it replaces.
+
+        That is counted if it is in memory; *old* though it is not.
+        """
         if not self.limit_mb or self.exceeds(folder):
             return True
         others = self._others(folder, replaced=True)
+        if old is not None and not self.exceeds(old):
+            others[old.manifest.id] = self._mb(old)
         return self._mb(folder) + sum(others.values()) <= self.limit_mb
 
     def check(self, folder: ModelFolder, *, back: bool = False) -> None:

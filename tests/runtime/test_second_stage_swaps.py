@@ -1,4 +1,4 @@
-"""Second stages whose model is unloaded for another version: no frame goes without them."""
+"""Second stages that are unloaded, idle or for another version: no frame goes without them."""
 
 from __future__ import annotations
 
@@ -10,13 +10,16 @@ from pathlib import Path
 import pytest
 
 from edge_agent.config.device_profile import DeviceProfile, Lineup
-from edge_agent.config.settings import Arm, SecondStage
+from edge_agent.config.settings import Arm, SecondStage, Trial
 from edge_agent.config.settings import Pipeline as PipelineSettings
 from edge_agent.core.timeline import Timeline
-from edge_agent.core.types import Outcome, Sample
+from edge_agent.core.types import Kind, Outcome, Sample
+from edge_agent.delivery.rollout.ledger import Candidate, Ledger
+from edge_agent.delivery.rollout.swap import Swap
 from edge_agent.device.hardware import read_facts
 from edge_agent.inference.engines.engine import EngineChoice
 from edge_agent.inference.model import Model
+from edge_agent.models.manifest import ModelFolder
 from edge_agent.models.store.catalog import Catalog
 from edge_agent.models.store.store import Store
 from edge_agent.runtime.pipelines.lane import infer
@@ -26,8 +29,9 @@ from edge_agent.runtime.pipelines.sinks import Sink, Sinks, Stream
 from edge_agent.runtime.pipelines.status import Common, Identity
 from edge_agent.runtime.scheduler.board import Board, Job
 from edge_agent.serving.active import ActiveModels, Serving
-from edge_agent.serving.choice import DeviceEngines
+from edge_agent.serving.choice import DeviceEngines, EngineCandidate
 from edge_agent.serving.loader import ModelLoader
+from edge_agent.serving.memory import MemoryRelease
 from edge_agent.sources.spec import parse_source
 from tests.helpers.idle_parts import TOPICS, offline_client
 from tests.helpers.small_models import color_classifier, detector, plain
@@ -39,42 +43,77 @@ class Colors(Sink):
 
     def __init__(self) -> None:
         self.by: list[str | None] = []
+        self.stages: list[set[str]] = []
+        """Which stages each result has."""
 
     def result(self, stream: Stream, sample: Sample, outcome: Outcome) -> None:
         """Take one result."""
         del stream, sample
+        self.stages.append(set(outcome.then))
         model = outcome.then["color"].by if outcome.then else None
         self.by.append(model.id if isinstance(model, Model) else None)
+
+
+class Loader(ModelLoader):
+    """Remembers each model that it has loaded, with those in memory just before that."""
+
+    def __init__(self, engines: DeviceEngines) -> None:
+        super().__init__(engines)
+        self.opened: list[tuple[str, set[str]]] = []
+
+    def open(
+        self, folder: ModelFolder, candidate: EngineCandidate, kind: Kind, *, checked: bool = True
+    ) -> Model:
+        """Load a model."""
+        holders = self.engines.budget.holders
+        there = {held.folder.manifest.id for holder in holders for held in holder()}
+        self.opened.append((folder.manifest.id, there))
+        return super().open(folder, candidate, kind, checked=checked)
 
 
 class Street:
     """A pipeline that tells the colors of cars, without threads: the test is its lanes."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *more: str) -> None:
+        """*more*: further second stages, like that for colors."""
         self.models = folder / "models"
         detector(self.models / "car", [(0, 0.9, 0.1, 0.1, 0.9, 0.9)], ["car"])
-        color_classifier(self.models / "color")
+        for name in ("color", *more):
+            color_classifier(self.models / name)
         profile = DeviceProfile(description="a test's own", engines=())
-        loader = ModelLoader(DeviceEngines(profile, read_facts(), "auto"))
-        loader.engines.lineup = Lineup((EngineChoice("onnxruntime"),), (), ())
-        catalog = Catalog(Store(folder / "state"), [self.models], None)
+        self.loader = Loader(DeviceEngines(profile, read_facts(), "auto"))
+        self.loader.engines.lineup = Lineup((EngineChoice("onnxruntime"),), (), ())
+        self.catalog = Catalog(Store(folder / "state"), [self.models], None)
         self.board: Board[Model] = Board()
-        self.active = ActiveModels(self.board, lambda: catalog, lambda: loader)
-        first, self.color = (
-            self.active.serving_for(Arm(name, None, 1), "picture") for name in ("car", "color")
+        self.active = ActiveModels(
+            self.board, lambda: self.catalog, lambda: self.loader, stopping=self._begin
         )
+        self.loading, self.may_load = threading.Event(), threading.Event()
+        self.may_load.set()
+        first, self.color, *others = (
+            self.active.serving_for(Arm(name, None, 1), "picture")
+            for name in ("car", "color", *more)
+        )
+        self.seconds = [self.color, *others]
         self.colors = Colors()
         self.pipeline = self._pipeline(first, folder)
         self.board.add(self.pipeline.queue)
+
+    def _begin(self) -> bool:
+        """Let what is about to load a model wait until it may."""
+        self.loading.set()
+        return not self.may_load.wait(PATIENCE)
 
     def _pipeline(self, first: Serving, folder: Path) -> Pipeline:
         identity, client = Identity("box", "session", TOPICS, Timeline()), offline_client()
         sinks = Sinks(MqttSink(client, identity), self.colors)
         common = Common(identity, self.board, client, sinks, load=self.active.load)
-        stage = SecondStage(name="color", model="color")
-        settings = PipelineSettings(name="p", source="dir:none", model="car", then=(stage,))
+        names = [serving.arm.name for serving in self.seconds]
+        stages = tuple(SecondStage(name=name, model=name) for name in names)
+        settings = PipelineSettings(name="p", source="dir:none", model="car", then=stages)
         spec = parse_source("dir:none", folder)
-        return Pipeline(settings, spec, [first], [(stage, self.color)], common)
+        seconds = list(zip(stages, self.seconds, strict=True))
+        return Pipeline(settings, spec, [first], seconds, common)
 
     def put(self) -> None:
         """Capture a picture."""
@@ -160,6 +199,13 @@ def lazy(street: Street) -> Street:
     return street
 
 
+def unload_idle(active: ActiveModels, serving: Serving) -> None:
+    """Unload what has had nothing to do, as far as it is to be seen."""
+    assert serving.model is not None
+    serving.model.stats.used_at -= 61
+    MemoryRelease(active, idle_s=60.0, short=list).step()
+
+
 def in_lane(street: Street, job: Job[Model]) -> threading.Thread:
     """Infer a frame in a lane of its own."""
     lane = threading.Thread(target=infer, args=(street.board, job), daemon=True)
@@ -235,4 +281,70 @@ def test_a_model_is_renewed_though_its_frames_need_another_to_be_loaded(
     assert lazy.colors.by == ["color@1", "color@1"]
     assert "stuck in an inference" not in caplog.text
     assert car.model not in {None, old}
+    lazy.active.close()
+
+
+@pytest.fixture
+def swap(lazy: Street) -> Swap:
+    """Give what exchanges versions where memory has room for one; version 1 is live."""
+    color_classifier(lazy.models / "color-2", "2")
+    for name in ("color", "color-2"):
+        with (lazy.models / name / "more.bin").open("wb") as file:
+            file.truncate(6 * 2**20 - 2**18)
+    lazy.loader.engines.budget.limit_mb = 10
+    store = lazy.catalog.store
+    store.activate("color", "1")
+    ledger = Ledger(store, lazy.catalog, lambda _transfer, _says: True, lambda: None)
+    return Swap(store, lazy.catalog, lazy.active, ledger, Trial, overlap=True)
+
+
+def test_a_swap_has_the_room_of_a_version_that_is_unloaded_at_the_time(
+    lazy: Street, swap: Swap
+) -> None:
+    """A frame loaded the old one while the new one loaded: 12 MB where 10 are allowed."""
+    unload_idle(lazy.active, lazy.color)
+    lazy.put()
+    taken = lazy.take()
+    new = lazy.catalog.find("color", "2")
+    with swap.reopen("color", "2") as (folder, models):
+        assert folder == new
+        lane = in_lane(lazy, taken)
+        lazy.active.load(lazy.color)  # as the frame does
+        assert lazy.color.model is None
+        swap.activate(folder, models, cancels="")
+    lane.join(PATIENCE)
+    assert lazy.colors.by == ["color@1", "color@2"]
+    unload_idle(lazy.active, lazy.color)
+    old = lazy.catalog.find("color", "1")
+    assert swap.must_replace(old)
+    lazy.loader.engines.budget.limit_mb = 20
+    assert not swap.must_replace(old)
+    swap.overlap = False
+    assert swap.must_replace(old)
+    lazy.active.close()
+
+
+def test_a_version_that_is_just_being_loaded_is_unloaded_for_another(
+    lazy: Street, swap: Swap
+) -> None:
+    """It was not there yet when the swap began, and came while the new one loaded."""
+    unload_idle(lazy.active, lazy.color)
+    lazy.loading.clear()
+    lazy.may_load.clear()
+    lazy.put()
+    lane = in_lane(lazy, lazy.take())
+    assert lazy.loading.wait(PATIENCE)
+    folder, candidate = lazy.catalog.find("color", "2"), Candidate("color", "2", None)
+    assert swap.must_replace(folder)
+    replacing = threading.Thread(target=swap.replace, args=(candidate, folder, Trial()))
+    replacing.start()
+    wait_until(lambda: lazy.color.swapping, "the swap to begin")
+    lazy.may_load.set()
+    replacing.join(PATIENCE)
+    lane.join(PATIENCE)
+    (again, _), (last, beside) = lazy.loader.opened[-2:]
+    assert (again, last, beside) == ("color@1", "color@2", {"car@1"})
+    assert lazy.color.model is not None
+    assert lazy.color.model.id == "color@2"
+    assert len(lazy.colors.by) == 2
     lazy.active.close()

@@ -108,11 +108,13 @@ class Swap:
                     self._discard(name, models)
 
     def _unload(self, name: str) -> None:
-        """Unload the version that serves; its frames wait or are superseded."""
+        """Unload the version that serves, if it is loaded; its frames wait or are superseded."""
         self.active.swapping.add(name)
-        for old in self.active.unload(
-            lambda serving, _model: serving.arm.name == name and serving.arm.version is None
-        ):
+        with self.active.loading:  # it may be just being loaded
+            unloaded = self.active.unload(
+                lambda serving, _model: serving.arm.name == name and serving.arm.version is None
+            )
+        for old in unloaded:
             self.active.retire(old)
 
     def _discard(self, name: str, models: Models) -> None:
@@ -142,11 +144,18 @@ class Swap:
         return any(serving.model for serving in self.active.servings_of(name))
 
     def must_replace(self, folder: ModelFolder) -> bool:
-        """Whether memory has no room for the old and the new version at once; needs no lock."""
-        if not self._serves(folder.manifest.name):
-            return False
-        fits = self.active.loader.engines.budget.fits_beside(folder)
-        return not (self.overlap and fits and has_room(size_of(folder.path)))
+        """Whether memory has no room for the old and the new version at once; needs no lock.
+
+        The old one counts though it is unloaded: the next frame that needs it would load it.
+        """
+        name, size, old = folder.manifest.name, size_of(folder.path), None
+        if not self._serves(name):
+            old = next(self.catalog.runnable(name), None)
+            if old is None or not self.active.servings_of(name):
+                return False
+            size += size_of(old.path)
+        fits = self.active.loader.engines.budget.fits_beside(folder, old)
+        return not (self.overlap and fits and has_room(size))
 
     def go_live(self, candidate: Candidate, models: Models, bounds: Trial) -> Exchange:
         """Replace the incumbent with a loaded candidate; the caller retires the incumbent."""
@@ -335,7 +344,7 @@ class Swap:
                 " to go back to"
             )
         with self.reopen(name, pointers.previous) as (folder, models):
-            mode = {"mode": "replace"} if models and not self._serves(name) else {}
+            mode = {"mode": "replace"} if name in self.active.swapping else {}
             try:
                 self.catalog.rollback(name, why, reply_to=reply_to, cancels=told)
             except ModelError:
