@@ -285,6 +285,63 @@ def test_a_model_is_renewed_though_its_frames_need_another_to_be_loaded(
 
 
 @pytest.fixture
+def painted(tmp_path: Path) -> Street:
+    """Give a street with two second stages, both lazy and loaded, and a first result."""
+    street = Street(tmp_path, "paint")
+    for serving in street.seconds:
+        serving.lazy = True
+    street.active.load_all()
+    street.put()
+    infer(street.board, street.take())
+    assert street.colors.stages == [{"color", "paint"}]
+    return street
+
+
+@pytest.mark.parametrize("how", ["idle", "swap"])
+def test_a_frame_that_waits_for_one_stage_lacks_no_other(painted: Street, how: str) -> None:
+    """The other one was unloaded meanwhile: the result had no color, without a word."""
+    color, paint = painted.seconds
+    unload_idle(painted.active, paint)
+    painted.loading.clear()
+    painted.may_load.clear()
+    painted.put()
+    lane = in_lane(painted, painted.take())
+    assert painted.loading.wait(PATIENCE)
+    if how == "idle":
+        unload_idle(painted.active, color)
+    else:
+        painted.unload()
+    painted.may_load.set()
+    if how == "swap":
+        painted.active.exchange({"picture": painted.new_version()}, "color")
+    lane.join(PATIENCE)
+    assert painted.colors.stages == [{"color", "paint"}] * 2
+    assert painted.colors.by == ["color@1", "color@1" if how == "idle" else "color@2"]
+    painted.active.close()
+
+
+def test_a_frame_that_waits_for_a_swap_holds_nothing_that_another_waits_for(
+    painted: Street,
+) -> None:
+    """It has what it needs again once both are over."""
+    color, paint = painted.seconds
+    painted.put()
+    taken = painted.take()
+    painted.active.swapping.add("paint")
+    for each in painted.active.unload(lambda serving, _: serving in {color, paint}):
+        painted.active.retire(each)
+    lane = in_lane(painted, taken)
+    wait_until(lambda: color.model is not None, "the frame to load what it may")
+    (old,) = painted.unload()
+    assert painted.board.drain([old], PATIENCE) == [old]
+    painted.active.end_swap("color")
+    painted.active.end_swap("paint")
+    lane.join(PATIENCE)
+    assert painted.colors.stages == [{"color", "paint"}] * 2
+    painted.active.close()
+
+
+@pytest.fixture
 def swap(lazy: Street) -> Swap:
     """Give what exchanges versions where memory has room for one; version 1 is live."""
     color_classifier(lazy.models / "color-2", "2")

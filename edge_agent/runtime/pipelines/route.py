@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar, cast
 
@@ -118,32 +119,52 @@ class PipelineRoute:
 
         below = {id(each) for stage, _ in self._seconds for each in stage.then}
         concerned, needed = False, list[Serving]()
-        for taken, (stage, serving) in zip(job.beside, self._seconds, strict=True):
+        for stage, serving in self._seconds:
             if id(stage) not in below:
                 concerned = second_stage.concerns(stage, outcome.findings)
-            if concerned and (taken or serving.model or serving.problem) is None:
+            if concerned:
                 needed.append(serving)
-        if needed:
-            # The old version is not loaded again while another is coming. That waits for no frame
-            # but those that have the old one; this one had none when it was taken.
-            self._common.board.wait(lambda: not any(serving.swapping for serving in needed))
-        for serving in needed:
-            self._common.load(serving)
-        with (
-            contained(self._name),
-            self._common.board.using(
-                lambda: [
-                    taken or serving.model
-                    for taken, (_, serving) in zip(job.beside, self._seconds, strict=True)
-                ]
-            ) as models,
-        ):
+        with contained(self._name), self._in_hand(job, needed) as models:
             stages = zip((stage for stage, _ in self._seconds), models, strict=True)
-            for (_, serving), model in zip(self._seconds, models, strict=True):
-                if model is None and serving.problem is None and serving in needed:
-                    raise EngineError(f"model {serving.reference} is unloaded, or the agent ends")
             there = [(stage, model) for stage, model in stages if model is not None]
             return second_stage.add(outcome, job.sample, there, partial(self._see, asked))
+
+    @contextmanager
+    def _in_hand(
+        self, job: Job[Model], needed: Sequence[Serving]
+    ) -> Iterator[Sequence[Model | None]]:
+        """Hold the second stages' models, once all *needed* are there or have a problem.
+
+        Raises:
+            EngineError: one of them is not: the agent ends, or it was unloaded at once.
+        """
+
+        def there() -> list[Model | None]:
+            beside = zip(job.beside, self._seconds, strict=True)
+            return [taken or serving.model for taken, (_, serving) in beside]
+
+        with ExitStack() as held:
+            while True:
+                # Held while another is loaded, or it may be unloaded meanwhile, being idle.
+                models = held.enter_context(self._common.board.using(there))
+                pairs = zip(self._seconds, models, strict=True)
+                empty = [one for (_, one), model in pairs if not (model or one.problem)]
+                first = next((one for one in empty if one in needed), None)
+                if first is None:
+                    yield models
+                    return
+                if not self._bring(first, held):
+                    raise EngineError(f"model {first.reference} is unloaded, or the agent ends")
+
+    def _bring(self, serving: Serving, held: ExitStack) -> bool:
+        """Load a model, or wait for the version that it was unloaded for; False: neither came."""
+        if serving.swapping:
+            # The old version is not loaded again while another is coming. That one may wait for a
+            # frame that waits for another swap, and that swap for what is held here.
+            held.close()
+            return self._common.board.wait(lambda: not serving.swapping)
+        self._common.load(serving)
+        return bool(serving.model or serving.problem or serving.swapping)
 
     def _see(
         self,

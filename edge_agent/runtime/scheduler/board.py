@@ -264,10 +264,11 @@ class Board(Generic[M]):
             if not queue.account.waiting:
                 self._changed.notify_all()
 
-    def wait(self, ready: Callable[[], bool]) -> None:
-        """Have a lane wait until *ready*, which a boundary changes, is True, or until closed."""
+    def wait(self, ready: Callable[[], bool]) -> bool:
+        """Have a lane wait until *ready*, which a boundary changes, is True; False: closed."""
         with self._lock:
             self._changed.wait_for(lambda: self._closed or ready())
+            return ready()
 
     @contextmanager
     def using(self, choose: Callable[[], Sequence[M | None]]) -> Iterator[Sequence[M | None]]:
