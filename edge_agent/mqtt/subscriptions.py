@@ -162,14 +162,16 @@ class Feeds:
         """Those of them that are not read by all yet."""
         self._halted = False
         self._late_until = inf
-        """Until when a message may be one that the broker had held, monotonic seconds."""
+        """Until when a message may be one that the broker had held, monotonic seconds; infinite:
+        there is no connection."""
         self._lock = threading.Lock()
 
     def expect(self, topic: str, more: int = 1) -> None:
         """Note that *more* readers will open a topic that brokers hold for us; -1: one fewer.
 
-        A broker sends what it has held once there is a connection, before anything is read: that is
-        kept here until the reader has opened the topic, or of several until `release`.
+        A broker sends what it has held once it accepts a connection, before anything is read or
+        could be published: that is kept here until there is a connection and the reader has opened
+        the topic, or of several until `release`.
         """
         with self._lock:
             before = self._expected.get(topic, 0)
@@ -193,16 +195,18 @@ class Feeds:
             ready = self._holding(topic) > 0 and is_read(topic)
             with self._lock:
                 early = self._early.get(topic)
-                if early is not None and ready:
-                    self._pass_early(topic)
-                elif early is not None and time.monotonic() - early.since > EARLY_SECONDS:
+                self._pass_early(topic, is_read=ready)
+                if early is not None and time.monotonic() - early.since > EARLY_SECONDS:
                     early.acknowledge()
 
-    def _pass_early(self, topic: str) -> None:
-        """Pass it on; the caller has the lock, for which what comes meanwhile waits in `take`."""
-        early = self._early.get(topic)
-        if early is not None:
-            early.pass_to(topic, self._readers.get(topic, ()))
+    def _pass_early(self, topic: str, *, is_read: bool = False) -> None:
+        """Pass it on if there is a connection and all read it; *is_read*: one is the reader of all.
+
+        The caller has the lock, for which what comes meanwhile waits in `take`.
+        """
+        is_read = is_read or self._holding(topic) >= self._expected.get(topic, 0)
+        if topic in self._early and is_read and self._late_until < inf:
+            self._early[topic].pass_to(topic, self._readers.get(topic, ()))
             del self._early[topic]
 
     def _holding(self, topic: str) -> int:
@@ -217,13 +221,21 @@ class Feeds:
         self._halted = True
 
     def connected(self) -> None:
-        """Note that there is a connection, over which the broker sends first what it has held."""
-        self._late_until = time.monotonic() + LATE_SECONDS
+        """Note that there is a connection, over which the broker sends first what it has held.
+
+        What is published from now on waits for it.
+        """
+        with self._lock:
+            self._late_until = time.monotonic() + LATE_SECONDS
+            for topic in list(self._early):
+                self._pass_early(topic)
 
     def disconnected(self) -> None:
-        """Forget what the broker sends again over its next connection."""
-        self._late_until = inf
+        """Forget what the broker sends again over its next connection, and keep that then."""
         with self._lock:
+            self._late_until = inf
+            for topic in self._expected:
+                self._early.setdefault(topic, _Early())
             for early in self._early.values():
                 early.lose()
 
@@ -237,8 +249,7 @@ class Feeds:
             before = self._readers.get(topic, ())
             more = not before or (held and not self._holding(topic))
             self._readers[topic] = (*before, _Reader(put, held))
-            if self._holding(topic) >= self._expected.get(topic, 0):
-                self._pass_early(topic)
+            self._pass_early(topic)
         if more:
             self.on_open(topic)
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from queue import SimpleQueue
 
 import paho.mqtt.client as paho
 import pytest
 
-from tests.helpers.mqtt_client import RelayedClient
-from tests.helpers.support import Mosquitto, Relay, wait_until
+from edge_agent.mqtt import hang_ups
+from tests.helpers.mqtt_client import RelayedClient, wait_arrived
+from tests.helpers.support import Listener, Mosquitto, Relay, wait_until
 
 
 @pytest.fixture
@@ -69,3 +72,39 @@ def test_a_broken_connection_is_gone_without_a_garbage_collection(relayed: Relay
         wait_until(lambda: clients() <= before + 1, "the old clients to be gone", 5)
     finally:
         gc.enable()
+
+
+def test_the_result_of_what_a_broker_had_held_is_published(
+    broker: Mosquitto,
+    listen: Callable[..., Listener],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A reading that came right behind CONNACK was inferred and its live result dropped."""
+    # Careful, so that there is a while between that and the use of the connection.
+    monkeypatch.setattr(hang_ups, "CAREFUL_AFTER", 0)
+    listener = listen(broker.port)
+    relayed = RelayedClient(Relay(broker.port), tmp_path / "spool.db")
+    channel = relayed.client.open_channel("fridge", qos=0, lossless=False)
+    readings: SimpleQueue[bytes | None] = SimpleQueue()
+
+    def infer() -> None:
+        while (reading := readings.get()) is not None:
+            relayed.send(channel, int(reading))
+
+    threading.Thread(target=infer, daemon=True).start()
+    feeds = relayed.client.feeds
+    feeds.expect("lab/fridge")
+    relayed.start()
+    relayed.up()
+    feeds.open("lab/fridge", readings.put, held=True)
+    wait_until(lambda: "lab/fridge" in relayed.client.subscribing.granted, "the subscription")
+    relayed.break_off()
+    listener.publish("lab/fridge", b"7")
+    relayed.relay.open()
+    assert wait_arrived(listener, "fridge", 1) == [7]
+    assert channel.lost == 0
+    readings.put(None)
+    relayed.close()
+    relayed.relay.shut()
+    relayed.relay.cut()

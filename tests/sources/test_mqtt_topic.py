@@ -193,6 +193,7 @@ def test_a_reading_has_one_time() -> None:
 def test_what_has_waited_comes_before_what_comes(readers: int) -> None:
     """Amid what waited, newer readings went past it, and time went back."""
     feeds, got, over = Feeds(), list[int](), threading.Event()
+    feeds.connected()
     feeds.expect("z/press", readers)
 
     def go_on() -> None:
@@ -215,6 +216,7 @@ def test_what_has_waited_comes_before_what_comes(readers: int) -> None:
 def test_what_comes_while_a_source_is_opened_again_is_kept() -> None:
     """A sensor that was given up for its silence spoke again, and nobody listened for 30 s."""
     feeds, got = Feeds(), list[bytes]()
+    feeds.connected()
     feeds.expect("z/press")
     feeds.open("z/press", got.append, held=True)
     feeds.close("z/press", got.append)
@@ -238,6 +240,7 @@ def test_what_waits_for_a_reader_is_acknowledged_once_it_is_read() -> None:
     send(b"1")
     feeds.disconnected()  # it is sent again
     send(b"1")
+    feeds.connected()
     feeds.open("z/press", got.append, held=True)
     send(b"2")
     assert (got, acknowledged) == ([], [])
@@ -270,6 +273,7 @@ def test_what_waits_for_long_takes_no_place_of_commands(monkeypatch: pytest.Monk
     assert len(acknowledged) == 2
     feeds.disconnected()
     feeds.open("z/press", got.append, held=True)
+    feeds.connected()
     assert (got, len(acknowledged)) == ([b"1", b"2"], 2)
 
 
@@ -294,6 +298,7 @@ def test_who_reads_without_times_gets_nothing_old() -> None:
 def test_what_comes_while_pipelines_are_replaced_is_kept() -> None:
     """A reload lost the readings of the moment, and took away the subscription."""
     feeds, got, asked, left = Feeds(), list[bytes](), list[str](), list[str]()
+    feeds.connected()
     feeds.on_open, feeds.on_close = asked.append, left.append
     feeds.expect("z/press")
     feeds.open("z/press", got.append, held=True)
