@@ -18,6 +18,7 @@ from ..rules.rule_engine import RuleEngine
 from ..rules.totals import LineTotals
 from ..runtime.pipelines.capture import masks_of
 from ..runtime.pipelines.frame_path import FramePath
+from ..runtime.pipelines.second_stage import whole
 from ..runtime.pipelines.sinks import Shape
 from ..serving.reference_check import attach_check
 from .lineup import engines_for
@@ -65,7 +66,8 @@ class TriedPipeline:
         self._seconds = seconds
         self._masks = masks_of(pipeline)
         self.said: deque[str] = deque()
-        """Events as sentences, oldest first; removed by the code that shows them."""
+        """Events, and errors of second stages, as sentences, oldest first; removed by the code that
+        shows them."""
         self._totals = LineTotals(None)
         names = itertools.count(1)
         self._engine: RuleEngine | None = None
@@ -83,7 +85,13 @@ class TriedPipeline:
         """Return the sample with its masks, and the outcome that `run` would publish."""
         if self._masks is not None and sample.picture:
             sample = replace(sample, data=self._masks.apply(sample.data), early=None)
-        return sample, self.path.infer(model, sample, self._seconds)
+        outcome = self.path.infer(model, sample, self._seconds)
+        self.said += [
+            f"a second stage has failed: {second.error}"
+            for second in whole(outcome.then)
+            if second.error is not None
+        ]
+        return sample, outcome
 
     def shapes(self) -> Sequence[Shape]:
         """Return zones and lines with their counts, to be drawn."""

@@ -5,7 +5,7 @@ Arrays in records are never written to after construction.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import field, replace
 from math import isfinite
 from typing import TYPE_CHECKING, Any, Literal, Self
@@ -440,7 +440,7 @@ class Second:
     """Findings of a second stage."""
 
     found: tuple[Findings | None, ...]
-    """Findings for each detection of the first stage; None: not inferred."""
+    """Findings for each detection of the first stage; None: not inferred, or it failed."""
     crops: int
     """Number of crops that were inferred."""
     together: int
@@ -450,7 +450,9 @@ class Second:
     then: Mapping[str, Second] = field(default_factory=dict)
     """Findings of the next stages, by name, for all detections of `found` in order."""
     by: object | None = None
-    """The `inference.model.Model` that has found them."""
+    """The `inference.model.Model` that has found them; None: it is not loaded."""
+    error: str | None = None
+    """Why it has failed on some of the detections, or all."""
 
 
 @record(quick=True, eq=False)
@@ -465,6 +467,13 @@ class Outcome:
     timing: Timing
     then: Mapping[str, Second] = field(default_factory=dict)
     """Findings by name of the second stage."""
+    told: frozenset[str] | None = None
+    """The labels that were looked for, where a second stage has failed; None: all."""
+
+    def tells(self, labels: Collection[str]) -> bool:
+        """Whether it tells of each of these labels if it is there."""
+        return self.told is None or self.told.issuperset(labels)
+
     drift: Mapping[str, float] = field(default_factory=dict)
     """How far the previous results are from the usual ones: by channel, and `score`."""
     camera: str = ""

@@ -120,10 +120,11 @@ def _nest(entries: list[dict[str, Any]], then: Mapping[str, Second]) -> None:
 def _stages(then: Mapping[str, Second], above: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the timing of each stage, by its name prefixed with those of its parents."""
     for stage, second in then.items():
-        yield (
-            above + stage,
-            {"crops": second.crops, "together": second.together, "ms": number(second.took_ms, 3)},
-        )
+        told: dict[str, Any] = {"crops": second.crops, "together": second.together}
+        told["ms"] = number(second.took_ms, 3)
+        if second.error is not None:
+            told["error"] = second.error
+        yield above + stage, told
         yield from _stages(second.then, f"{above}{stage}/")
 
 

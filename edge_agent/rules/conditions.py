@@ -178,6 +178,9 @@ class Conditions:
         results: int,
     ) -> None:
         for entry in entries:
+            if entry.column is not None and not outcome.tells(entry.rule.labels):
+                entry.condition.interrupt()  # what has begun goes on
+                continue
             value, plain, facts = self._measure(entry, outcome, counts, results)
             if value is not None:
                 entry.facts, entry.model = facts, outcome.model

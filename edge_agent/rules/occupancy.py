@@ -225,13 +225,13 @@ class TrackedObjects:
         seconds: float,
         size: tuple[int, int],
         now: float,
-        staged: Sequence[frozenset[str]] | None = None,
+        staged: Sequence[frozenset[str] | None] | None = None,
     ) -> tuple[Detections, View]:
         """Add the detections of a result, *seconds* after the previous one.
 
         Return them with tracks and zones, and the view for the rules. *weak*: those below the
         threshold, which only continue tracks. *size*: width and height of the frame. *staged*: the
-        labels found in each by second stages.
+        labels found in each by second stages; None: not known now, so as before.
         """
         tracker, occupancy = self.tracker, self.occupancy
         if tracker.size != size:
@@ -252,7 +252,10 @@ class TrackedObjects:
         if staged is not None:
             for slot in tracker.begun.tolist():
                 self._staged.pop(slot, None)
-            also = [staged[index] for index in at.tolist()]
+            also = [
+                self._staged.get(slot, frozenset()) if (labels := staged[index]) is None else labels
+                for slot, index in zip(slots.tolist(), at.tolist(), strict=True)
+            ]
             self._staged |= {
                 s: labels for s, labels in zip(slots.tolist(), also, strict=True) if labels
             }

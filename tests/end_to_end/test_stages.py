@@ -6,12 +6,20 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from edge_agent.config.load import load
 from edge_agent.core.errors import UsageError
-from tests.helpers.small_models import brightness, detector, plain, write_pictures
+from tests.helpers.small_models import (
+    brightness,
+    detector,
+    plain,
+    write_manifest,
+    write_pictures,
+)
 from tests.helpers.support import AgentProcess, Listener, Mosquitto, agent_settings, wait_until
+from tests.helpers.tiny_networks import node, save_onnx
 
 LIGHT = {"name": "light", "model": "light"}
 
@@ -78,6 +86,61 @@ def test_stages_nest_and_rules_see_what_they_find(
     doubt = "rules[never].labels: never acts with boxes@1: 'square' is not"
     wait_until(lambda: doubt in running.words(), "the warning")
     assert running.stop() == 0
+
+
+def hue(folder: Path) -> None:
+    """Make a model that says "red" of a light picture, and of a black one what is not finite."""
+    folder.mkdir(parents=True)
+    save_onnx(
+        folder / "model.onnx",
+        [
+            node("ReduceMean", ["picture"], ["mean"], axes=[2, 3], keepdims=0),
+            node("Div", ["mean", "mean"], ["ones"]),
+            node("Mul", ["ones", "scale"], ["logits"]),
+        ],
+        [("picture", "float32", (1, 3, 16, 16))],
+        [("logits", "float32", (1, 3))],
+        {"scale": np.array([[3, 2, 1]], np.float32)},
+    )
+    output = {"decoder": "logits", "labels": ["red", "green", "blue"]}
+    write_manifest(folder, "1", "classification", output=output)
+
+
+@pytest.mark.parametrize("fails", ["on a crop", "to load"])
+def test_a_second_stage_that_fails_takes_nothing_of_the_first_with_it(
+    fails: str,
+    tmp_path: Path,
+    broker: Mosquitto,
+    listen: Callable[..., Listener],
+    agent: Callable[..., AgentProcess],
+) -> None:
+    """Rules on what only the stage finds stand still: an alarm for a missing label was false."""
+    halves = [(0, 0.9, 0.0, 0.0, 0.5, 1.0), (0, 0.8, 0.5, 0.0, 1.0, 1.0)]
+    detector(tmp_path / "models" / "boxes", halves, ["box"])
+    hue(tmp_path / "models" / "hue")
+    picture = plain(0)
+    picture[:, :32] = 200
+    source = write_pictures(tmp_path / "pictures", [picture] * 6)
+    rules = [
+        {"name": "there", "when": "count", "labels": ["box"], "above": 1, "qos": 1},
+        {"name": "no-green", "when": "absent", "labels": ["green"], "for_s": 0.5},
+    ]
+    stage = {"name": "hue", "model": "hue" if fails == "on a crop" else "nowhere"}
+    pipeline: dict[str, Any] = {"name": "p", "source": f"{source}?loop=1&rate=10", "model": "boxes"}
+    pipeline |= {"then": [stage], "rules": rules}
+    heard = listen(broker.port)
+    agent(agent_settings("box", broker.url, [pipeline], models_dirs=[str(tmp_path / "models")]))
+    (event,) = heard.wait_for(lambda _: heard.on("edge/box/event/p"), "an event")
+    assert (event["rule"], event["count"]) == ("there", 2)
+    result = heard.wait_for(lambda _: heard.on("edge/box/result/p")[20:], "more results")[0]
+    light, black = result["detections"]
+    why = {"on a crop": "values that are not finite", "to load": "model nowhere: "}[fails]
+    assert why in result["stages"]["hue"]["error"]
+    assert "then" not in black
+    assert ("then" in light) == (fails == "on a crop")
+    assert [each["rule"] for each in heard.on("edge/box/event/p")] == ["there"]
+    health = heard.wait_for(lambda _: heard.on("edge/box/health"), "health")[-1]
+    assert health["state"] == "degraded"
 
 
 @pytest.mark.parametrize(

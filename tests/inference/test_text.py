@@ -253,7 +253,7 @@ def test_what_is_read_in_a_detection_is_its_text(tmp_path: Path) -> None:
     outcome = Outcome("finder@1", "onnxruntime:CPU", found, Timing(0, 0, 0))
     model = loaded(reader(tmp_path / "m"))
     stage = SecondStage(name="read", model="reader", labels=("plate",))
-    outcome = add(outcome, sample, [(stage, model)])
+    outcome = add(outcome, sample, model, [(stage, model)])
     model.close()
     plate, sign = payloads.result("d", "s", "p", sample, outcome, 0.0)["detections"]
     assert plate["text"] == "CAB"

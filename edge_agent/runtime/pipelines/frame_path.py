@@ -126,13 +126,13 @@ class FramePath:
         """Run one frame along the whole path, in the caller's thread.
 
         Raises:
-            SampleError, EngineError, ModelError: a model failed.
+            SampleError, EngineError, ModelError: the first model failed.
         """
         answer = model.answer(self.request(sample))
         if isinstance(answer, AgentError):
             raise answer
         filtered, weak = self.filter(model, answer)
-        filtered = add(filtered, sample, seconds)
+        filtered = add(filtered, sample, model, seconds)
         outcome = self.decide(model, sample, filtered)
         if self.stage is not None:
             outcome = self.stage.process(sample, outcome, weak)

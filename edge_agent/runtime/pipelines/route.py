@@ -125,9 +125,20 @@ class PipelineRoute:
             if concerned:
                 needed.append(serving)
         with contained(self._name), self._in_hand(job, needed) as models:
-            stages = zip((stage for stage, _ in self._seconds), models, strict=True)
-            there = [(stage, model) for stage, model in stages if model is not None]
-            return second_stage.add(outcome, job.sample, there, partial(self._see, asked))
+            there: list[tuple[SecondStage, Model | str]] = []
+            for (stage, serving), model in zip(self._seconds, models, strict=True):
+                if model is not None:
+                    there.append((stage, model))
+                elif serving in needed:
+                    why = serving.problem or "is not loaded now"
+                    there.append((stage, f"model {serving.reference}: {why}"))
+            outcome = second_stage.add(
+                *(outcome, job.sample, job.model, there, partial(self._see, asked))
+            )
+            for second in second_stage.whole(outcome.then):
+                if second.error is not None and second.by is not None:  # else health has it
+                    self._errors.record_stage(second.error)
+            return outcome
 
     @contextmanager
     def _in_hand(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -32,24 +32,37 @@ def _ignore(_stage: SecondStage, _request: Request, _answer: Outcome | AgentErro
 def add(
     outcome: Outcome,
     sample: Sample,
-    stages: Iterable[tuple[SecondStage, Model]],
+    first: Model,
+    stages: Iterable[tuple[SecondStage, Model | str]],
     seen: Seen = _ignore,
 ) -> Outcome:
-    """Add to an outcome the findings of second stages in its detections.
+    """Add to an outcome of the *first* model the findings of second stages in its detections.
 
-    Raises:
-        SampleError, EngineError, ModelError: a model failed, which is counted as its error; the
-            first error is raised.
+    *stages*: with the model of each, or why there is none. An error of one is in its `Second`.
     """
-    first = outcome.findings
-    if not isinstance(first, Detections):
+    found = outcome.findings
+    if not isinstance(found, Detections):
         return outcome
     known = list(stages)
     below = {id(each) for stage, _ in known for each in stage.then}
     first_ones = [stage for stage, _ in known if id(stage) not in below]
     models = {id(stage): model for stage, model in known}
-    then = _infer_all(first_ones, models, sample, first, seen)
-    return replace(outcome, findings=_read(first, then), then=then) if then else outcome
+    then = _infer_all(first_ones, models, sample, found, seen)
+    if not then:
+        return outcome
+    told = None
+    if any(second.error is not None for second in whole(then)):
+        working = [each for second in whole(then) if second.error is None and (each := second.by)]
+        models_told = [first, *(each for each in working if isinstance(each, Model))]
+        told = frozenset(label for model in models_told for label in model.folder.finds)
+    return replace(outcome, findings=_read(found, then), then=then, told=told)
+
+
+def whole(then: Mapping[str, Second]) -> Iterator[Second]:
+    """Yield the findings of all stages, and of those below them."""
+    for second in then.values():
+        yield second
+        yield from whole(second.then)
 
 
 def _read(first: Detections, then: Mapping[str, Second]) -> Detections:
@@ -64,16 +77,18 @@ def _read(first: Detections, then: Mapping[str, Second]) -> Detections:
 
 def _infer_all(
     stages: Sequence[SecondStage],
-    models: Mapping[int, Model],
+    models: Mapping[int, Model | str],
     sample: Sample,
     first: Detections,
     seen: Seen,
 ) -> dict[str, Second]:
-    """Run each stage whose model is loaded on the detections, then its descendants."""
+    """Run each stage on the detections, then its descendants."""
     then: dict[str, Second] = {}
     for stage in stages:
         model = models.get(id(stage))
-        if model is None:
+        if isinstance(model, str) and concerns(stage, first):
+            then[stage.name] = Second((None,) * len(first), 0, 0, 0.0, error=model)
+        if not isinstance(model, Model):
             continue
         second = infer(stage, model, sample, first, seen)
         found = [each for each in second.found if isinstance(each, Detections)]
@@ -87,24 +102,35 @@ def _infer_all(
     return then
 
 
-def labels_found(count: int, then: Mapping[str, Second]) -> list[frozenset[str]]:
-    """Return the labels found by second stages in each of *count* detections."""
-    labels = [frozenset[str]()] * count
+def labels_found(count: int, then: Mapping[str, Second]) -> list[frozenset[str] | None]:
+    """Return the labels found by second stages in each of *count* detections.
+
+    None: a stage has failed on it.
+    """
+    labels: list[frozenset[str] | None] = [frozenset()] * count
     for second in then.values():
         boxes = sum(len(found) for found in second.found if isinstance(found, Detections))
         below = iter(labels_found(boxes, second.then))
         for index, found in enumerate(second.found):
+            parts: list[frozenset[str] | None] = [labels[index]]
             if isinstance(found, Detections):
-                labels[index] |= {*found.labels}.union(*(next(below) for _ in found.labels))
+                parts += [frozenset(found.labels), *(next(below) for _ in found.labels)]
             elif isinstance(found, Classes):
-                labels[index] |= {*found.labels[:1]}  # the best
+                parts.append(frozenset(found.labels[:1]))  # the best
+            elif found is None and second.error is not None:
+                parts.append(None)
+            known = [part for part in parts if part is not None]
+            labels[index] = frozenset().union(*known) if len(known) == len(parts) else None
     return labels
 
 
 def infer(
     stage: SecondStage, model: Model, sample: Sample, first: Detections, seen: Seen = _ignore
 ) -> Second:
-    """Infer the detections that the stage applies to; their crops share batches."""
+    """Infer the detections that the stage applies to; their crops share batches.
+
+    An error of the model on a crop is counted as its own; the first one is told.
+    """
     begin = time.perf_counter()
     # Detections outside of the picture have no pixels.
     crops = [
@@ -117,17 +143,17 @@ def infer(
         seen(stage, request, each)
     waiting = iter(answers)
     found: list[Findings | None] = []
-    together = 1
+    together, error = 1, None
     for crop in crops:
         answer = next(waiting) if crop is not None else None
         if isinstance(answer, AgentError):
             model.stats.errors += 1
-            raise answer
+            answer, error = None, error or str(answer)
         if answer is not None:
             together = max(together, answer.timing.together)
         found.append(None if answer is None else answer.findings)
     took_ms = (time.perf_counter() - begin) * 1e3
-    return Second(tuple(found), len(asked), together, took_ms, by=model)
+    return Second(tuple(found), len(asked), together, took_ms, by=model, error=error)
 
 
 def regions(stage: SecondStage, first: Detections) -> Sequence[Region | None]:

@@ -156,6 +156,11 @@ class FrameErrors:
         log.warning("%s: a frame is dropped: %s", self._name, problem)
         self.latest = (time.monotonic(), str(problem))
 
+    def record_stage(self, why: str) -> None:
+        """Log why a result lacks what a second stage would have found."""
+        log.warning("%s: a second stage has failed: %s", self._name, why)
+        self.latest = (time.monotonic(), why)
+
     def record_sink(self, sink: str, why: str) -> None:
         """Log and count that a sink has raised."""
         self.sinks += 1
