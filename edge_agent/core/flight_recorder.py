@@ -90,6 +90,8 @@ class Recorder:
     def __init__(self) -> None:
         self._page: mmap.mmap | None = None
         self._file = -1
+        self._before: int | None = None
+        """See `last_run_before_boot`."""
         self._free = deque(range(PLACES))
         self._now: dict[int, tuple[float, str, str]] = {}
         """Start time, kind of call and target, by number of the entry."""
@@ -100,6 +102,7 @@ class Recorder:
         If the folder cannot be written, nothing is recorded, and the agent runs anyway.
         """
         path = os.path.join(state, FILE)  # noqa: PTH118 - as above
+        self._before = last_run_before_boot(state)
         try:
             # Not the old file truncated: that would kill a process that still has it mapped.
             with contextlib.suppress(FileNotFoundError):
@@ -138,7 +141,8 @@ class Recorder:
         """
         if self._page is not None:
             boot, kills = _memory_kills()
-            _write(self._page, _MEMORY, f"{boot} {kills}", _FIRST - _MEMORY)
+            before = "" if self._before is None else self._before
+            _write(self._page, _MEMORY, f"{boot} {kills} {before}", _FIRST - _MEMORY)
 
     # Calls in flight
 
@@ -265,21 +269,30 @@ def previous_crash(state: str) -> PreviousCrash | None:
     return PreviousCrash("was killed for lack of memory", suspects, self_inflicted=bool(suspects))
 
 
-def has_rebooted(state: str) -> bool:
-    """Whether the machine has been started again since the last run; False if that is not known."""
+def last_run_before_boot(state: str) -> int | None:
+    """Return when the last run before the machine was started ended, seconds since 1970, or None.
+
+    None: there was none, or it is not known.
+    """
     try:
         with open_plain_file(os.path.join(state, FILE)) as file:  # noqa: PTH118 - as above
-            boot, _ = _last_kills(file.read(PAGE))
+            boot, _, before = _last_kills(file.read(PAGE))
+            ended = int(os.fstat(file.fileno()).st_mtime)
     except OSError:
-        return False
-    return boot not in {"", _memory_kills()[0]}
+        return None
+    if boot == _memory_kills()[0]:
+        return int(before) if before.isdecimal() else None
+    return ended if boot else None
 
 
-def _last_kills(data: bytes) -> tuple[str, str]:
-    """Return what `remember_kills` recorded: the boot id, and the kills; empty: not known."""
+def _last_kills(data: bytes) -> tuple[str, str, str]:
+    """Return what `remember_kills` recorded; empty: not known.
+
+    The boot id, the kills, and when the last run before that boot ended.
+    """
     said = data[_MEMORY:_FIRST].partition(b"\0")[0].decode("ascii", "replace")
-    boot, _, kills = said.partition(" ")
-    return boot, kills
+    boot, kills, before = (*said.split(" "), "", "", "")[:3]
+    return boot, kills, before
 
 
 def _write(page: mmap.mmap, at: int, text: str, width: int = _WIDTH) -> None:
@@ -308,7 +321,7 @@ def _killed_for_memory(data: bytes) -> bool:
 
     A later boot has other kills, and says nothing about that run.
     """
-    boot, kills = _last_kills(data)
+    boot, kills, _ = _last_kills(data)
     now = _memory_kills()
     return kills.isdecimal() and boot == now[0] and int(kills) < now[1]
 

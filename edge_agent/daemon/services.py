@@ -215,7 +215,11 @@ def _requests(
         runner.client,
         runner.topics,
         runner.subscriptions,
-        CommandMemory(runner.settings.state / "commands.jsonl", credible=runner.identity.credible),
+        CommandMemory(
+            runner.settings.state / "commands.jsonl",
+            credible=runner.identity.credible,
+            may_be_behind=runner.identity.may_be_behind,
+        ),
         commands=chain(*commands, pipelines.commands),
         deliveries=deliveries,
         set_bare=pipelines.set_bare,

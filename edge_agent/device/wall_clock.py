@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable
 
 from .. import BUILD_DATE
-from ..core.flight_recorder import FILE, has_rebooted
+from ..core.flight_recorder import FILE, last_run_before_boot
 
 SYNCHRONIZED = "/run/systemd/timesync/synchronized"
 """Created by systemd-timesyncd when it has set the clock (systemd-timesyncd.service(8))."""
@@ -50,8 +50,8 @@ class WallClock:
         except OSError:
             known = 0
         self._floor = max(int(BUILD_DATE.timestamp()) * 10**9, known)
-        booted = self._now() - time.monotonic_ns()
-        self._goes_on = abs(booted - known) < SAVED_SECONDS * 10**9 and has_rebooted(state)
+        booted, ended = self._now() / 1e9 - time.monotonic(), last_run_before_boot(state)
+        self._goes_on = ended is not None and abs(booted - ended) < SAVED_SECONDS
         """Whether the clock seems to go on from when the machine was switched off."""
         self._looked = float("-inf")
 

@@ -82,16 +82,19 @@ class CommandMemory:
         path: Path,
         *,
         credible: Callable[[], bool] = lambda: True,
+        may_be_behind: Callable[[], bool] = lambda: False,
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         """Read the commands that the last run remembered.
 
         Until the clock is *credible*, the age of a command is unknown: none is refused, and none
-        is forgotten until there are MOST.
+        is forgotten until there are MOST. While it *may_be_behind*, only one that is too old by it
+        is refused.
         """
         self._path = path
         self._credible = credible
+        self._may_be_behind = may_be_behind
         self._clock = clock
         self._monotonic = monotonic
         self._changed: OrderedDict[str, _Done] = OrderedDict()
@@ -125,7 +128,7 @@ class CommandMemory:
                 raise RequestError(
                     f"expired: sent {age:.0f} s ago, taken for {MAX_AGE_SECONDS:.0f} s"
                 )
-            if -age > MAX_AGE_SECONDS:
+            if -age > MAX_AGE_SECONDS and not self._may_be_behind():
                 raise RequestError(
                     f"time: {shown(written)} is {-age:.0f} s ahead of this device's clock; "
                     "set the sender's clock, and give the time in UTC with Z"
@@ -185,7 +188,7 @@ class CommandMemory:
 
     def _forget_old(self) -> None:
         """Forget commands that would be refused as expired."""
-        if not self._credible():
+        if not self._credible() or self._may_be_behind():
             while len(self._changed) >= MOST:
                 self._changed.popitem(last=False)
             return

@@ -126,6 +126,39 @@ def test_an_offer_that_waited_for_the_clock_is_rejected_once(
     assert "expired" in receiving.said[-1][1]["why"]
 
 
+def test_a_whole_package_waits_at_the_broker_for_the_clock(
+    tmp_path: Path, receiving: Receiving
+) -> None:
+    """It came right after a boot, and was refused for good; another one has to be pushed."""
+    acknowledged: list[str] = []
+
+    def publish(package: PlainPackage) -> bool:
+        message = ReceivedMessage("in/model", package.tar(), retained=False, response_topic=None,
+            correlation=None, ack=lambda: acknowledged.append(package.transfer))  # fmt: skip
+        return receiving.router.message(("model",), message)
+
+    late, good, third = (
+        offered(tmp_path, "2", expires=EXPIRED),
+        offered(tmp_path, "3", expires="2099-01-01T00:00:00Z"),
+        offered(tmp_path, "4", expires=EXPIRED),
+    )
+    receiving.clock_is_set = False
+    assert publish(good)
+    assert publish(good), "again, over the next connection"
+    assert not publish(third)
+    assert receiving.states(third) == ["rejected"]
+    receiving.clock_is_set = True
+    receiving.router.tick(time.monotonic() + 10)
+    (candidate,) = receiving.handed
+    assert (candidate.version, acknowledged) == ("3", [])
+    receiving.clock_is_set = False
+    assert publish(late)
+    receiving.clock_is_set = True
+    receiving.router.tick(time.monotonic() + 20)
+    assert receiving.states(late) == ["need", "rejected"]
+    assert acknowledged == [late.transfer]
+
+
 def test_only_so_many_offers_wait_for_the_clock(tmp_path: Path, receiving: Receiving) -> None:
     """One more than may wait is refused; one that waits already may be offered again."""
     receiving.clock_is_set = False

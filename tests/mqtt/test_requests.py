@@ -64,6 +64,7 @@ class Device:
         self.jump = 0.0
         """By how much the clock is wrong."""
         self.credible = True
+        self.may_be_behind = False
 
     def handle(self, *messages: tuple[str, bytes]) -> Requests:
         """Handle messages, given topic and payload."""
@@ -75,6 +76,7 @@ class Device:
             CommandMemory(
                 self.memory,
                 credible=lambda: self.credible,
+                may_be_behind=lambda: self.may_be_behind,
                 clock=lambda: self.now + self.jump,
                 monotonic=lambda: self.now,
             ),
@@ -237,6 +239,21 @@ def test_a_time_ahead_of_the_clock_is_refused(device: Device) -> None:
     device.credible = False
     device.handle(ask(id="a", time=device.time(-7200), name="one"))
     assert device.replies[-1]["ok"] is True
+
+
+def test_a_clock_that_may_be_behind_refuses_only_what_is_too_old(device: Device) -> None:
+    """After a boot it goes on from the last shutdown: the sender's clock was said to be wrong."""
+    device.may_be_behind = True
+    ahead, old = (
+        ask(id="a", time=device.time(-7200), name="one"),
+        ask(id="b", time=device.time(7200)),
+    )
+    device.handle(ahead, old)
+    assert device.replies[0]["ok"] is True
+    assert "expired" in device.replies[1]["error"]
+    device.now += 300
+    device.handle(ahead)
+    assert device.replies[-1]["repeated"] is True, "as long as its age is not known"
 
 
 def test_more_commands_than_can_be_remembered_are_refused(device: Device) -> None:

@@ -66,8 +66,10 @@ class Router:
         self._deploy = submit
         self.admission = Admission(store, catalog, identity)
         self._blocks = BlockReceiver(ledger, self.admission, submit=self._submit, expect=expect)
-        self._waiting: dict[str, tuple[bytes, bytes | None, Drawing | None]] = {}
-        """Header, signature, and drawing of offers that wait for a credible clock."""
+        self._waiting: dict[str, Callable[[], object]] = {}
+        """What considers again each push that waits for a credible clock."""
+        self._whole_waits: str | None = None
+        """One of these that is a whole package, which is in memory."""
         self._clock_checked = 0.0
         self._promised: dict[str, str] = {}
         """By transfer: what a roll-out says that its package is."""
@@ -232,7 +234,9 @@ class Router:
         try:
             header = self.admission.check(header_bytes, signature)
             if header is None:
-                self._wait(transfer, (header_bytes, signature, drawing))
+                self._wait(
+                    transfer, partial(self._consider, transfer, header_bytes, signature, drawing)
+                )
                 return
             if drawing is not None:
                 self._check_promise(transfer, header)
@@ -251,11 +255,11 @@ class Router:
             return
         self._blocks.begin(transfer, header_bytes, signature, header, began=began, drawing=drawing)
 
-    def _wait(self, transfer: str, offer: tuple[bytes, bytes | None, Drawing | None]) -> None:
-        """Keep an offer until the clock shows whether it has expired."""
+    def _wait(self, transfer: str, consider: Callable[[], object]) -> None:
+        """Keep a push until the clock shows whether it has expired."""
         if len(self._waiting) >= MAX_TRANSFERS:
             raise ModelError(f"{len(self._waiting)} pushes wait for the clock already")
-        self._waiting[transfer] = offer
+        self._waiting[transfer] = consider
         why = "the clock of this device is not set yet; waits until it is"
         self._status.publish(transfer, "need", why=why)
 
@@ -280,7 +284,10 @@ class Router:
     # Packages in one message
 
     def _whole(self, message: ReceivedMessage) -> bool:
-        """Submit a whole package; return True if it is acknowledged later, once in the store.
+        """Submit a whole package; return True if it is acknowledged later.
+
+        Once it is in the store, or the clock shows that it has expired: until then the broker has
+        it, so that it outlives this run.
 
         Raises:
             MalformedError: it is not one; that has been published, if possible.
@@ -301,28 +308,34 @@ class Router:
             if self._ledger.by_transfer(transfer) is not None:
                 return False
         try:
-            candidate = self._candidate(archive, transfer, len(payload))
+            candidate = self._candidate(archive, transfer, message)
         except ModelError as problem:
             self._status.reject(transfer, str(problem))
             return False
         if candidate is None:
-            return False
+            return transfer in self._waiting
         candidate.on_installed = message.ack
         self._submit(candidate, 1)
         return True
 
-    def _candidate(self, archive: Archive, transfer: str, size: int) -> Candidate | None:
-        """Make a candidate from an admitted package; None: the device already has it."""
+    def _candidate(
+        self, archive: Archive, transfer: str, message: ReceivedMessage
+    ) -> Candidate | None:
+        """Make a candidate from an admitted package; None: the device has it, or it waits."""
         front = archive.front
         if front is None:
             self.admission.check_unsigned()
-            self.admission.make_room(size)
+            self.admission.make_room(len(message.payload))
             # Its name is only known when it is unpacked.
             install_it = partial(self._install_handmade, archive)
             return Candidate("?", "0", transfer, install_it, unsigned=True)
         header = self.admission.check(front.header, front.signature)
         if header is None:
-            raise ModelError("the clock of this device is not set yet; use push, which waits")
+            if self._whole_waits not in {None, transfer}:
+                raise ModelError("another package waits for the clock of this device; use push")
+            self._whole_waits = transfer
+            self._wait(transfer, partial(self._whole_again, transfer, message))
+            return None
         blocks = header.block_list(front.block_list)
         members = archive.members(header)
         if self._answer_present(transfer, header):
@@ -338,6 +351,13 @@ class Router:
 
         unsigned = front.signature is None
         return Candidate(header.name, header.version, transfer, install, unsigned=unsigned)
+
+    def _whole_again(self, transfer: str, message: ReceivedMessage) -> None:
+        """Submit a whole package that has waited for the clock."""
+        self._whole_waits = None
+        del self._waiting[transfer]
+        if not self._whole(message):
+            message.ack()
 
     def _install_handmade(self, archive: Archive) -> ModelFolder:
         """Install a tar without a header, whose name and version are only known then."""
@@ -385,8 +405,8 @@ class Router:
             self._clock_checked = now
             identity = self.admission.identity
             if identity.credible() and not identity.may_be_behind():
-                for transfer, offer in list(self._waiting.items()):
-                    self._consider(transfer, *offer)
+                for consider in list(self._waiting.values()):
+                    consider()
 
     def close(self) -> None:
         """Suspend all transfers; received blocks stay."""
