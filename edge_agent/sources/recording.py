@@ -144,6 +144,7 @@ _PCM, _FLOAT, _EXTENSIBLE = 1, 3, 0xFFFE
 _TYPES = {(_PCM, 8): "u1", (_PCM, 16): "<i2", (_PCM, 24): "V3", (_PCM, 32): "<i4"}
 _TYPES |= {(_FLOAT, 32): "<f4", (_FLOAT, 64): "<f8"}
 _KNOWN = "PCM of 8, 16, 24 or 32 bits, or floats of 32 or 64"
+_CONVERT = "convert it, e.g. with ffmpeg -i FILE -c:a pcm_s16le OUT.wav"
 _STREAMED = 0x7FFF0000
 """Sound lengths from here on are placeholders of headers written before the end was known."""
 _CHUNKS = 1000
@@ -314,7 +315,9 @@ def _npy_layout(file: BinaryIO, name: str, size: int) -> Layout:
         raise SourceError(f"{name}: is not a .npy file that can be read: {why}") from None
     except Exception as problem:
         # NumPy has Python's parser read the header, whose errors are of many kinds.
-        why = "its header is damaged"
+        file.seek(0)
+        zipped = file.read(2) == b"PK"
+        why = "it is an .npz; save its array alone" if zipped else "its header is damaged"
         raise SourceError(f"{name}: is not a .npy file that can be read: {why}") from problem
     if dtype.kind not in "biuf":
         raise SourceError(f"{name}: expected an array of real numbers, found type {dtype}")
@@ -344,7 +347,7 @@ def _wav_layout(file: BinaryIO, name: str, size: int) -> Layout:
 def _wav_header(file: BinaryIO, name: str, size: int) -> Layout:
     riff, _, wave = struct.unpack("<4sI4s", file.read(12))
     if riff not in {b"RIFF", b"RF64", b"BW64"} or wave != b"WAVE":
-        raise SourceError(f"{name}: is not a .wav file (RIFF, WAVE)")
+        raise SourceError(f"{name}: is not a .wav file (RIFF, WAVE); {_CONVERT}")
     form: tuple[int, int, int, int] | None = None
     long: int | None = None
     for _ in range(_CHUNKS):
@@ -365,7 +368,7 @@ def _wav_header(file: BinaryIO, name: str, size: int) -> Layout:
     if (code, bits) not in _TYPES or not channels or not rate:
         raise SourceError(
             f"{name}: format {code} of {bits} bits, {channels} channels, {rate} Hz; expected "
-            f"{_KNOWN}; convert it, e.g. with ffmpeg -i FILE -c:a pcm_s16le OUT.wav"
+            f"{_KNOWN}; {_CONVERT}"
         )
     if channels > _MOST_CHANNELS:
         raise SourceError(

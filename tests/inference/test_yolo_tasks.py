@@ -7,6 +7,7 @@ from typing import Any
 
 import cv2
 import numpy as np
+import onnx
 import pytest
 from numpy.testing import assert_allclose
 from numpy.typing import NDArray
@@ -305,6 +306,33 @@ def test_a_manifest_that_does_not_fit_is_one_line(
         loaded(load(tmp_path))
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_rows_of_open_width_have_no_points(tmp_path: Path) -> None:
+    """Ultralytics' export with dynamic=True: labels were said to be missing."""
+    network = onnx.load(save_yolo(tmp_path / "model.onnx", "pose"))
+    (output,) = network.graph.output
+    width = output.type.tensor_type.shape.dim[1].dim_value
+    network.graph.initializer.append(
+        onnx.numpy_helper.from_array(np.ones(width, np.float32), "all")
+    )
+    network.graph.initializer.append(onnx.numpy_helper.from_array(np.array([0]), "first"))
+    network.graph.node.extend(
+        [
+            onnx.helper.make_node("NonZero", ["all"], ["kept"]),
+            onnx.helper.make_node("Squeeze", ["kept", "first"], ["columns"]),
+            onnx.helper.make_node("Gather", [output.name, "columns"], ["open"], axis=1),
+        ]
+    )
+    output.name = "open"
+    output.type.tensor_type.shape.dim[1].dim_param = "width"
+    onnx.save(network, tmp_path / "model.onnx")
+    (tmp_path / "model.toml").write_text(
+        'name = "m"\nversion = "1"\ntask = "keypoints"\nfile = "model.onnx"\n'
+        '[output]\ndecoder = "yolov8"\nlabels = ["a", "b"]\npoints = 5\n'
+    )
+    with pytest.raises(ModelError, match=r"a row has is open.*; export the network for one size"):
+        loaded(load(tmp_path))
 
 
 def test_a_file_without_metadata_has_the_draft_of_its_task(tmp_path: Path) -> None:

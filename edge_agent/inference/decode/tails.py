@@ -63,7 +63,7 @@ def tail_of(network: Network, output: Output, width: int | None, before: int | N
     if task == "obb":
         tail, expected = Tail(1, rotated=True), "an angle"
     elif task == "keypoints":
-        count, each = _points(network, output, rest)
+        count, each = _points(network, output, before, rest)
         tail, expected = Tail(count * each, _points_reader(each)), f"{count} points of {each}"
     else:
         prototypes = network.need("prototypes", [(1, None, None, None)], names=("output1",))
@@ -86,13 +86,22 @@ def tail_of(network: Network, output: Output, width: int | None, before: int | N
     return tail
 
 
-def _points(network: Network, output: Output, rest: int | None) -> tuple[int, int]:
+def _points(
+    network: Network, output: Output, before: int | None, rest: int | None
+) -> tuple[int, int]:
     """Return the number of key points, and how many numbers each has: x, y, and often a score.
+
+    *before* and *rest*: as for `tail_of`, and the numbers after them; None if unknown.
 
     Raises:
         ModelError: they cannot be determined.
     """
     count = network.manifest.output.points
+    if count and before is not None and rest is None:
+        raise ModelError(
+            f"output {output.spec}: how many numbers a row has is open, and so whether a point has "
+            "a score; export the network for one size (dynamic=False)"
+        )
     if not count or rest is None:
         missing = "output.labels" if count else "output.points"
         raise ModelError(
