@@ -411,10 +411,13 @@ class ActiveModels:
             self.retire(old)
         return bool(servings)
 
-    def renew(self, old: Model, load: Callable[[], Model | None]) -> bool:
+    def renew(self, old: Model, load: Callable[[], Model | None]) -> list[Serving]:
         """Unload a model, then serve with another one from the same files, to save memory.
 
-        Meanwhile frames wait or are superseded. False: the old one no longer serves.
+        Meanwhile frames wait or are superseded.
+
+        Returns:
+            The servings that had the old one; where *load* gave None, the caller loads them.
         """
         with self._lanes.boundary():
             servings = [serving for serving in self._all.values() if serving.model is old]
@@ -423,7 +426,7 @@ class ActiveModels:
             for serving in servings:
                 serving.model = None
         if not servings:
-            return False
+            return servings
         # Before the lock: frames that are still in it may need a lazy model to be loaded.
         self.retire(old)
         with self.loading:
@@ -443,7 +446,7 @@ class ActiveModels:
             elif new is not None:
                 new.close()
         self.on_change()
-        return True
+        return servings
 
     def unload(self, chosen: Callable[[Serving, Model], bool]) -> list[Model]:
         """Remove the models of the chosen servings, whose frames then wait.

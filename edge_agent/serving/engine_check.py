@@ -74,7 +74,7 @@ class EngineCheck:
             if model.last is None:
                 return IDLE_SECONDS
             if self._loader.engines.unverified_alone(model.folder, model.choice):
-                self._load_again(serving, model)
+                self._load_again(model)
                 return None
             self._loader.attach_check(model, serving.kind)
         return None if model.check is None else self._hear(verdicts, serving, model, model.check)
@@ -133,18 +133,20 @@ class EngineCheck:
     ) -> None:
         """Unload a model, and serve with the first correct engine; *wrong*: the others' faults."""
         after = partial(self._after, verdicts, serving.kind, plain.folder, said, wrong)
-        if not self._active.renew(plain, after):
+        servings = self._active.renew(plain, after)
+        if not servings:
             return
         now = serving.model
         if now is None:
             words = "; ".join(wrong) or f"model {plain.id} cannot be loaded"
             log.error("%s; nothing else runs it", words)
-            self._active.load(serving)  # like the next start: refused with the reason
         elif wrong:
             self._report(now, wrong)
         else:
             label = plain.engine.label
             log.info("model %s: on %s: as on %s unoptimized", now.id, now.engine.label, label)
+        for each in servings:  # one without a model, like the next start: refused with the reason
+            self._active.load(each)
 
     def _after(
         self,
@@ -223,7 +225,7 @@ class EngineCheck:
         except AgentError as problem:
             log.error("%s; nothing else runs it: %s", "; ".join(wrong), problem)  # noqa: TRY400 - one line
             # Like the next start: refused, with the reason in the device's reports.
-            self._load_again(serving, model)
+            self._load_again(model)
             return
         if not self._active.replace(model, other):
             with suppress(AgentError):
@@ -237,12 +239,14 @@ class EngineCheck:
         log.warning("%s; now on %s", words, label)
         self._degraded[now.manifest.name] = f"{words}; runs on {label}"
 
-    def _load_again(self, serving: Serving, model: Model) -> None:
+    def _load_again(self, model: Model) -> None:
         """Unload a model, and load it again as at a start; nothing else gets its room meanwhile."""
+        servings = [each for each in self._active.all() if each.model is model]
         with self._loader.engines.budget.loading(model.folder, again=True):
             for old in self._active.unload(lambda _serving, one: one is model):
                 self._active.retire(old)
-            self._active.load(serving)
+            for each in servings:
+                self._active.load(each)
 
 
 class FormCheck:

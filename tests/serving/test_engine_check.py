@@ -66,6 +66,13 @@ class Desk:
         assert isinstance(findings, Values)
         return next(iter(findings.values.values()))
 
+    def pin(self) -> Serving:
+        """Have it serve under its version, too: one model for both."""
+        pinned = self.active.serving_for(Arm("wrapping", "1", 1), "picture")
+        self.active.load(pinned)
+        assert pinned.model is self.model
+        return pinned
+
     @property
     def known(self) -> bool:
         """Whether the engine that serves has been found sound."""
@@ -251,8 +258,10 @@ def test_an_engine_that_came_in_uncompared_is_compared_alone(make: Callable[...,
     desk = make("onnxruntime", **ALONE)
     desk.model.is_reference = False
     desk.serving.model = load_model(desk.model.folder, [EngineChoice("openvino")], "picture")
+    pinned = desk.pin()
     desk.show(DARK)
     assert desk.model.is_reference
+    assert pinned.model is desk.model
 
 
 def test_the_form_that_the_next_start_begins_with_is_checked_too(
@@ -313,6 +322,20 @@ def test_golden_outputs_that_no_engine_gives_unload_the_model_alone(
     desk.check.run(desk.serving, desk.model)
     assert desk.serving.model is None
     assert "computes it wrongly here: golden: " in str(desk.serving.problem)
+
+
+@pytest.mark.parametrize("more", [{}, ALONE])
+def test_a_model_under_two_references_is_refused_under_both(
+    make: Callable[..., Desk], tmp_path: Path, more: dict[str, Any]
+) -> None:
+    """A pipeline that names its version waited for it for ever, and gave no results."""
+    hold_to(tmp_path / "models" / "wrapping", 77)
+    desk = make("openvino", "onnxruntime", **more)
+    pinned = desk.pin()
+    desk.check.run(desk.serving, desk.model)
+    for each in (desk.serving, pinned):
+        assert each.model is None
+        assert "computes it wrongly here: golden: " in str(each.problem)
 
 
 @pytest.mark.parametrize("more", [{}, ALONE])
