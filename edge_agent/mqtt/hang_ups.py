@@ -52,6 +52,9 @@ DIFFERENT = 3
 SHUT_OUT_SECONDS = 3600.0
 MARGIN = 64
 """Bytes by which copies of a message may differ, such as by its age."""
+LIKE = 0.75
+"""Part of the size that ends connections from which on live messages are not worth trying: the next
+snapshot is a bit smaller, and ends the connection as well."""
 MOST_TOPICS = 100
 MOST_HELD, MOST_HELD_BYTES = 100, 4 * 2**20
 """Limits of what is held back and kept nowhere else, without retained messages."""
@@ -74,7 +77,8 @@ class HangUps:
         self._patience = CAREFUL_AFTER
         """How many make the next one careful."""
         self._suspects: dict[str, tuple[int, int]] = {}
-        """By topic: the size of a message and how many careful connections have ended over it."""
+        """By topic: the smallest size of a message over which careful connections have ended, and
+        how many have."""
         self.held: set[str] = set()
         """Topics that are held back until a connection has lasted without them."""
         self._shut_out: dict[str, tuple[int, float]] = {}
@@ -89,13 +93,14 @@ class HangUps:
         """Whether a careful connection has ended over a topic."""
         return topic in self._suspects
 
-    def why_not(self, topic: str, size: int) -> str | None:
-        """Return why a message must not be published; None: it may."""
+    def why_not(self, topic: str, size: int, *, live: bool) -> str | None:
+        """Return why a message must not be published; None: it may. *live*: it may be lost."""
         least, until = self._shut_out.get(topic, (0, 0.0))
         if time.monotonic() >= until:
             self._shut_out.pop(topic, None)
             return None
-        return None if size < least - MARGIN else explain(least)
+        most = min(least - MARGIN, LIKE * least if live else least)
+        return None if size < most else explain(least)
 
     def acknowledged(self, topic: str, size: int) -> bool:
         """Record that the broker has answered a message; return whether that forgives all."""
@@ -121,21 +126,24 @@ class HangUps:
         _, topic, size = alone
         connection.code = OVER_MESSAGE
         connection.reason = f"closed right after a message on {topic} ({size} bytes)"
-        proof = self._is_proof(topic, size)
+        least = self._proven(topic, size)
         self.held.update(each for each, (_, times) in self._suspects.items() if times >= PROOF)
         ends = self._ends()
         if len(ends) >= DIFFERENT and max(ends) == 1:
             self.forgive(proven=True)
-        if not proof:
+        if least is None:
             return None
-        why = explain(size)
+        why = explain(least)
         log.warning("%s: not published for an hour: %s", topic, why)
         return why
 
-    def _is_proof(self, topic: str, size: int) -> bool:
-        """Count that a careful connection ended over a message; return whether that is proof."""
-        suspect, times = self._suspects.get(topic, (0, 0))
-        suspect, times = max(suspect, size), times + 1
+    def _proven(self, topic: str, size: int) -> int | None:
+        """Count that a careful connection ended over a message; return the least size, if proven.
+
+        That is the smallest one over which these connections have ended.
+        """
+        suspect, times = self._suspects.get(topic, (size, 0))
+        suspect, times = min(suspect, size), times + 1
         self._suspects[topic] = suspect, times
         _bound(self._suspects)
         if times == PROOF:
@@ -144,13 +152,13 @@ class HangUps:
             )
             log.info(held, topic, CONTROL_SECONDS, PROOF)
         if times <= PROOF:
-            return False
+            return None
         del self._suspects[topic]
         self._patience = CAREFUL_AFTER
         self._shut_out.pop(topic, None)  # the latest last
         self._shut_out[topic] = suspect, time.monotonic() + SHUT_OUT_SECONDS
         _bound(self._shut_out)
-        return True
+        return suspect
 
     def _ends(self) -> list[int]:
         """Return how many careful connections have ended over each suspect that is not held."""

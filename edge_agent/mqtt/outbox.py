@@ -130,7 +130,7 @@ class Outbox:
         bounded = not (was_held or (retain and qos))
         if connection is None:
             return
-        why = self._why_not(connection, topic, len(payload))
+        why = self._why_not(topic, len(payload), live=not qos)
         if why is not None:
             pass
         elif topic in self.hang_ups.held:
@@ -192,7 +192,7 @@ class Outbox:
             self._replies.append(reply)
         elif not self._flight.has_room(reply):
             self.refused += 1
-        elif not self._why_not(connection, topic, reply.size):
+        elif not self._why_not(topic, reply.size):
             given = reply.correlation
             receipt = self._pass(connection, topic, reply.payload, 1, correlation=given)
             self._flight.replies[receipt.mid] = reply
@@ -391,7 +391,9 @@ class Outbox:
         why = self.hang_ups.ended_careful(connection, alone, flight.heard_at)
         if why is not None and alone is not None and mid not in flight.answered:
             self.unauthorized += 1
-            self.forbidden = self.forbidden or f"{alone[1]}: {why}"
+            about = f"{alone[1]}: "
+            if not self.forbidden or self.forbidden.startswith(about):  # of the latest size
+                self.forbidden = about + why
 
     def unsubscribed(self, mid: int) -> None:
         """Record the answer to a barrier."""
@@ -425,7 +427,7 @@ class Outbox:
         channel = message.channel
         payload = message.payload()
         live, held = channel.delivery == "live", message.topic in self.hang_ups.held
-        why = self._why_not(connection, message.topic, len(payload))
+        why = self._why_not(message.topic, len(payload), live=live)
         if why or (live and (held or self._too_many(0, len(payload), AT_ONCE))):
             if entry is not None:
                 self.inflight.drop(entry)
@@ -463,13 +465,13 @@ class Outbox:
         waiting = sum(each for _, _, each in awaited.values())
         return len(awaited) >= most or waiting >= QUEUED_BYTES
 
-    def _why_not(self, connection: Connection, topic: str, size: int) -> str | None:
+    def _why_not(self, topic: str, size: int, *, live: bool = False) -> str | None:
         """Return why the broker would not take a message, and count it; None: it may."""
-        why = self.hang_ups.why_not(topic, size)
+        why = self.hang_ups.why_not(topic, size, live=live)
         if why is not None:
             self.refused += 1
             return why
-        limit = connection.max_packet
+        limit = None if self.connection is None else self.connection.max_packet
         if limit is None or size + len(topic.encode()) + 64 <= limit:
             return None
         self.refused += 1

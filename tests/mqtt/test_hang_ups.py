@@ -183,6 +183,40 @@ def test_a_retained_topic_that_may_not_be_written_ends_no_more_connections(
     broker.close()
 
 
+def test_snapshots_of_several_sizes_that_are_too_large_end_no_more_connections(
+    run: Callable[[Client], Client], caplog: pytest.LogCaptureFixture
+) -> None:
+    """The largest of them was the limit, so that smaller ones went on ending connections."""
+    topic = "edge/box/snapshot/camera"
+    ended: list[int] = []
+
+    def hangs_up(where: str, payload: bytes) -> bytes | None:
+        if where != topic or len(payload) < 6000:
+            return None
+        ended.append(len(payload))
+        return b""
+
+    broker = Hanging(hangs_up)
+    client = run(make_client(broker.url, protocol=4))
+
+    def is_proven() -> bool:
+        client.publish(topic, bytes(9000 - 300 * (len(ended) % 3)))
+        return "not published for an hour" in caplog.text
+
+    wait_until(is_proven, "the proof", 60)
+    least = min(ended[-hang_ups.PROOF - 1 :])
+    assert f"{topic}: not published for an hour: {hang_ups.explain(least)}" in caplog.text
+    wait_until(lambda: client.connected, "the connection that lasts")
+    assert client.counters().forbidden == f"{topic}: {hang_ups.explain(least)}"
+    ends = len(ended)
+    for size in (9000, least, 7000, 5000):
+        client.publish(topic, bytes(size))
+    wait_until(lambda: bool(broker.on(topic)), "what the broker takes")
+    assert [len(payload) for payload in broker.on(topic)] == [5000]
+    assert len(ended) == ends
+    broker.close()
+
+
 def test_an_action_that_may_not_be_published_ends_no_more_connections(
     run: Callable[[Client], Client],
 ) -> None:
