@@ -223,8 +223,8 @@ class Fleet:
             if heard.retained:
                 collected.append(heard)
                 quiet = time.monotonic() + QUIET_SECONDS * pace
-        if self._client.unanswered:
-            self.gap = f"the broker has not granted a subscription within {MOST_SECONDS:.0f} s"
+        if owed := self._client.unanswered:
+            self.gap = f"the broker has not {owed} within {MOST_SECONDS:.0f} s"
         elif most < quiet:
             self.gap = f"retained messages were still arriving after {MOST_SECONDS:.0f} s"
         return collected

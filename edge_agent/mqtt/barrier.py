@@ -13,19 +13,23 @@ BARRIER_SECONDS = 0.25
 """Longest time between barriers while results are published."""
 OPEN_BARRIERS = 4
 """Most unanswered barriers."""
+ANSWER_SECONDS = 2.0
+"""Time without an answer to UNSUBSCRIBE after which SUBSCRIBE is tried."""
 
 
 class Barrier:
     """A delivery barrier for QoS 0, sent after the unconfirmed results of all channels.
 
     A broker never acknowledges QoS 0, but it answers in order: an UNSUBSCRIBE of a topic that was
-    never subscribed to changes nothing and is always answered (MQTT 5, 3.10.4), after the broker
-    has processed everything sent before.
+    never subscribed to changes nothing and must be answered (MQTT 5, 3.10.4), after the broker has
+    processed everything sent before. Some answer only a SUBSCRIBE (rumqttd 0.19).
     """
 
     def __init__(self, topic: str) -> None:
-        """Start without barriers; *topic* is never subscribed to."""
+        """Start without barriers; nobody publishes on *topic*."""
         self._topic = topic
+        self._subscribes = False
+        """Whether the barriers of this connection are SUBSCRIBE, to be granted or refused."""
         self._marks: dict[int, list[tuple[Channel, Message]]] = {}
         """The last result of each channel before an unanswered barrier, by its message id."""
         self.open_since = inf
@@ -43,9 +47,14 @@ class Barrier:
     def request(self, connection: Connection, channels: Iterable[Channel]) -> None:
         """Send a barrier after all unconfirmed results, if there are any."""
         marks = [(c, c.unconfirmed[-1]) for c in channels if c.unconfirmed]
-        if not marks or len(self._marks) >= OPEN_BARRIERS:
+        late = not self._subscribes and time.monotonic() - self.open_since > ANSWER_SECONDS
+        if not marks or len(self._marks) >= OPEN_BARRIERS + late:
             return
-        mid = connection.unsubscribe(self._topic)
+        self._subscribes |= late
+        if self._subscribes:
+            mid = connection.subscribe([(self._topic, 0)])
+        else:
+            mid = connection.unsubscribe(self._topic)
         self._since = 0
         self._requested_at = time.monotonic()
         if mid is not None:
@@ -70,4 +79,4 @@ class Barrier:
     def reset(self) -> None:
         """Expect no more answers because the connection is lost."""
         self._marks.clear()
-        self.open_since = inf
+        self.open_since, self._subscribes = inf, False

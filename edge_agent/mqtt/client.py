@@ -129,7 +129,7 @@ class Client:
         """Foreign topics that are read as sensors."""
         self.feeds.on_open = lambda topic: self.ask([topic], own=False)
         self.feeds.on_close = lambda topic: self.leave([topic])
-        self._outbox = Outbox(f"{status_topic}/barrier")
+        self._outbox = Outbox(f"{topics.inbox}/barrier")  # which an access list lets us read
         self.subscribing = Subscribing(self.feeds.qos)
         self._spool_writer: SpoolWriter | None = None
         self._connects = 0
@@ -493,7 +493,8 @@ class Client:
                 case "published":
                     self._outbox.published(mid, refusals[0])
                 case "unsubscribed":
-                    self._outbox.unsubscribed(mid)
+                    self._outbox.passed(mid)
                 case "subscribed":
+                    self._outbox.passed(mid)
                     if self.subscribing.answered(mid, refusals):
                         log.warning("broker: %s", self.subscribing.problem)

@@ -48,7 +48,7 @@ class Outbox:
     """All messages in flight to the broker, and those waiting for a connection."""
 
     def __init__(self, barrier_topic: str) -> None:
-        """Start without a connection; *barrier_topic* is never subscribed to, see `Barrier`."""
+        """Start without a connection; nobody publishes on *barrier_topic*, see `Barrier`."""
         self.connection: Connection | None = None
         self.channels: list[Channel] = []
         self.inflight = Inflight()
@@ -395,8 +395,8 @@ class Outbox:
             if not self.forbidden or self.forbidden.startswith(about):  # of the latest size
                 self.forbidden = about + why
 
-    def unsubscribed(self, mid: int) -> None:
-        """Record the answer to a barrier."""
+    def passed(self, mid: int) -> None:
+        """Record an answer that may be the one to a barrier."""
         self._barrier.answered(mid)
 
     # Passing to the connection

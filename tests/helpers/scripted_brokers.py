@@ -19,6 +19,7 @@ class ScriptedBroker:
         acknowledges: bool = True,
         owed: int = 0,
         grants: Sequence[int | None] = (),
+        forgets: bool = False,
     ) -> None:
         """Listen.
 
@@ -28,6 +29,7 @@ class ScriptedBroker:
             owed: how many of the first answers to it are lost.
             grants: reason codes for one SUBSCRIBE after the other, None for no answer; 1 from then
                 on.
+            forgets: whether UNSUBSCRIBE of what was not subscribed to is not answered (rumqttd).
 
         """
         self.connections = 0
@@ -35,6 +37,7 @@ class ScriptedBroker:
         self._acknowledges = acknowledges
         self._owed = owed
         self._grants = iter(grants)
+        self._forgets = forgets
         self._server = socket.create_server(("127.0.0.1", 0))
         self.port = self._server.getsockname()[1]
         self.url = f"mqtt://127.0.0.1:{self.port}"
@@ -54,6 +57,7 @@ class ScriptedBroker:
                     continue
 
     def _talk(self, wire: socket.socket) -> None:
+        known: set[bytes] = set()
         while True:
             kind, body = read_packet(wire)
             match kind >> 4:
@@ -66,17 +70,32 @@ class ScriptedBroker:
                     wire.sendall(b"\x40\x02" + body[2 + topic : 4 + topic])
                 case 8:
                     grant = next(self._grants, 1)
+                    filters = read_filters(body, options=1)
+                    known |= filters
                     if grant is not None:
-                        suback = b"\x90\x04" + body[:2] + bytes([0, grant])
-                        wire.sendall(suback + self._said)
+                        suback = bytes([0x90, 3 + len(filters)]) + body[:2] + b"\x00"
+                        wire.sendall(suback + bytes([grant]) * len(filters) + self._said)
                 case 10:
-                    wire.sendall(b"\xb0\x04" + body[:2] + b"\x00\x11")
+                    filters = read_filters(body, options=0)
+                    if not self._forgets or filters & known:
+                        wire.sendall(b"\xb0\x04" + body[:2] + b"\x00\x11")
+                    known -= filters
                 case 12:
                     wire.sendall(b"\xd0\x00")
 
     def close(self) -> None:
         """Stop listening."""
         self._server.close()
+
+
+def read_filters(body: bytes, *, options: int) -> set[bytes]:
+    """Return the topic filters of a SUBSCRIBE (*options* 1) or UNSUBSCRIBE (0) of MQTT 5."""
+    found, at = set(), 3 + body[2]
+    while at < len(body):
+        end = at + 2 + int.from_bytes(body[at : at + 2], "big")
+        found.add(body[at + 2 : end])
+        at = end + options
+    return found
 
 
 def read_packet(wire: socket.socket) -> tuple[int, bytes]:

@@ -30,6 +30,7 @@ from edge_agent.mqtt.connection import (
     Will,
     is_acknowledged,
 )
+from edge_agent.mqtt.message import CREDIT
 from edge_agent.mqtt.one_shot import OneShotClient
 from edge_agent.mqtt.paho_client import MOST_PACKET, largest_packet, session_options
 from edge_agent.rules.actions import MESSAGES, Actions
@@ -44,6 +45,10 @@ def publish(topic: bytes, payload: bytes, properties: bytes = b"") -> bytes:
     """Return a PUBLISH of QoS 0."""
     body = len(topic).to_bytes(2, "big") + topic + bytes([len(properties)]) + properties + payload
     return bytes([0x30, len(body)]) + body
+
+
+ONLINE = b"\x31" + publish(b"edge/box/status", b'{"state": "online"}')[1:]
+"""A retained message."""
 
 
 @pytest.fixture
@@ -444,14 +449,37 @@ def test_a_message_that_is_too_large_is_read_and_not_kept(
 def test_a_look_that_a_node_refuses_is_taken_over_another(monkeypatch: pytest.MonkeyPatch) -> None:
     """A cluster refuses subscriptions while it does without a node that was lost."""
     monkeypatch.setattr(looks, "AGAIN_SECONDS", 0.0)
-    retained = bytearray(publish(b"edge/box/status", b'{"state": "online"}'))
-    retained[0] |= 1
-    one, other = ScriptedBroker(grants=[0x80]), ScriptedBroker(bytes(retained))
+    one, other = ScriptedBroker(grants=[0x80]), ScriptedBroker(ONLINE)
     with OneShotClient(Broker(url=(one.url, other.url)), ["edge/+/status"]) as client:
         fleet = Fleet(client, "edge")
         fleet.look()
     one.close()
     other.close()
+    assert (fleet.gap, fleet.online("box")) == ("", True)
+
+
+def test_what_is_lossless_is_confirmed_where_no_unsubscribe_is_answered(
+    run: Callable[[Client], Client],
+) -> None:
+    """On rumqttd the pipeline stood still for ever at 256 results, and came again each minute."""
+    broker = ScriptedBroker(forgets=True)
+    client = run(make_client(broker.url))
+    channel, closing = client.open_channel("belt", qos=0, lossless=True), threading.Event()
+    for number in range(3 * CREDIT):
+        assert client.wait_credit(channel, closing)
+        client.publish_message(message(channel, number))
+    wait_until(lambda: client.counters().waiting == 0, "all to be confirmed")
+    broker.close()
+    assert broker.connections == 1
+
+
+def test_a_look_is_complete_where_no_unsubscribe_is_answered() -> None:
+    """On rumqttd each took 30 s, and said that a subscription was not granted."""
+    broker = ScriptedBroker(ONLINE, forgets=True)
+    with OneShotClient(Broker(url=broker.url), ["edge/+/status"]) as client:
+        fleet = Fleet(client, "edge")
+        fleet.look()
+    broker.close()
     assert (fleet.gap, fleet.online("box")) == ("", True)
 
 
