@@ -14,9 +14,10 @@ import json
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from queue import Queue
+from types import MappingProxyType
 from typing import Any
 
 import cv2
@@ -30,42 +31,50 @@ from ...models.manifest import ModelFolder, load
 from ..common.recipe import recipe
 from ..common.start_script import Way, prepare
 
+Sizes = Mapping[int, int | None]
+"""Sizes by axis; None: not known."""
 Infer = Callable[[Array], Sequence[Array]]
 Loaded = tuple[TensorSpec, tuple[TensorSpec, ...], Infer]
 """A network's input, its outputs, and the function that runs it."""
 
 
-def specs(values: Any) -> tuple[TensorSpec, ...]:
-    """Return the specs of a session's inputs or outputs, with open sizes as 1."""
+def specs(values: Any, sizes: Sizes = MappingProxyType({})) -> tuple[TensorSpec, ...]:
+    """Return the specs of a session's inputs or outputs, with open *sizes*, else 1."""
     found = []
     for value in values:
-        shape = tuple(size if isinstance(size, int) else 1 for size in value.shape)
+        shape = tuple(
+            size if isinstance(size, int) else sizes.get(axis) or 1
+            for axis, size in enumerate(value.shape)
+        )
         dtype = value.type.removeprefix("tensor(").removesuffix(")")
         found.append(TensorSpec(value.name, shape, "float32" if dtype == "float" else dtype))
     return tuple(found)
 
 
-def on_onnxruntime(network: Path, threads: int) -> Loaded:
-    """Load a network; 0 threads: the session's default."""
+def on_onnxruntime(network: Path, threads: int, sizes: Sizes) -> Loaded:
+    """Load a network; 0 threads: the session's default. *sizes*: of its input where it is open."""
     import onnxruntime as ort
 
     ort.set_default_logger_severity(3)
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     session = ort.InferenceSession(str(network), options)
-    (given,) = specs(session.get_inputs())
+    (given,) = specs(session.get_inputs(), sizes)
     outputs = specs(session.get_outputs())
     return given, outputs, lambda tensor: session.run(None, {given.name: tensor})
 
 
-def on_openvino(network: Path, threads: int) -> Loaded:
-    """Load a network."""
+def on_openvino(network: Path, threads: int, sizes: Sizes) -> Loaded:
+    """Load a network; *sizes*: of its input where it is open."""
     import openvino as ov
 
     core = ov.Core()
     model = core.read_model(str(network))
     model.reshape(
-        [1 if size.is_dynamic else size.get_length() for size in model.input(0).partial_shape]
+        [
+            sizes.get(axis) or 1 if size.is_dynamic else size.get_length()
+            for axis, size in enumerate(model.input(0).partial_shape)
+        ]
     )
     compiled = core.compile_model(
         model,
@@ -86,7 +95,15 @@ def on_openvino(network: Path, threads: int) -> Loaded:
     return spec(compiled.input(0)), tuple(spec(port) for port in compiled.outputs), infer
 
 
-ENGINES = {"onnxruntime": on_onnxruntime, "openvino": on_openvino}
+_ENGINES = {"onnxruntime": on_onnxruntime, "openvino": on_openvino}
+
+
+def load_on(engine: str, folder: ModelFolder, threads: int) -> Loaded:
+    """Load a model of pictures; where its size is open it is the manifest's."""
+    wanted = folder.manifest.input
+    first = 1 if wanted.layout == "nhwc" else 2
+    sizes = {first: wanted.height, first + 1: wanted.width}
+    return _ENGINES[engine](folder.network, threads, sizes)
 
 
 class Script:
@@ -94,7 +111,7 @@ class Script:
 
     def __init__(self, model: str, engine: str = "onnxruntime", threads: int = 0) -> None:
         self.folder: ModelFolder = load(Path(model))
-        self._given, self._outputs, self.infer = ENGINES[engine](self.folder.network, threads)
+        self._given, self._outputs, self.infer = load_on(engine, self.folder, threads)
         self.how = recipe(self.folder, self._given)
         size = self.how["width"], self.how["height"]
         self._decode = build_decoder(

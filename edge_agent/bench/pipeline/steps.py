@@ -34,7 +34,7 @@ from ...sources.spec import parse_source
 from ...sources.video import FILE, NETWORK
 from ..common.recipe import recipe
 from ..common.start_script import prepare
-from .plain import ENGINES
+from .plain import load_on
 
 OPEN_SECONDS = 10
 KEPT = 48
@@ -109,7 +109,7 @@ def measure(model: str, source: str, engine: str, state: str, seconds: float) ->
         more["usual_preprocess_ms"] = statistics.median(usual)
         more["cached_preprocess_ms"] = cached
         if found.choice.device.upper() == "CPU":
-            _, _, plain = ENGINES[found.choice.engine](single.folder.network, 1)
+            _, _, plain = load_on(found.choice.engine, single.folder, 1)
             alone = partial(plain, prepare(picture, how)[0])
     more["engine_cpu_ms"] = _lanes(alone, 1, each)[1]
     single.close()
