@@ -453,6 +453,8 @@ class Second:
     """The `inference.model.Model` that has found them; None: it is not loaded."""
     error: str | None = None
     """Why it has failed on some of the detections, or all."""
+    failed: frozenset[int] = frozenset()
+    """The indices of these."""
 
 
 @record(quick=True, eq=False)

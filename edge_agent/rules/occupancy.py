@@ -8,7 +8,7 @@ columns are updated together.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import compress
 from typing import Any
@@ -202,6 +202,10 @@ class View:
     """Slots of objects that are given up."""
 
 
+def _union(labels: Mapping[str, frozenset[str]]) -> frozenset[str]:
+    return frozenset().union(*labels.values())
+
+
 class TrackedObjects:
     """The state of tracked objects by slot of the tracker. For use by one thread at a time."""
 
@@ -211,8 +215,8 @@ class TrackedObjects:
         self.occupancy = Occupancy(settings.zones, settings.rules, room)
         self.scores = np.zeros(room, np.float32)
         self._boxes = np.zeros((room, 4), np.float32)
-        self._staged: dict[int, frozenset[str]] = {}
-        """The latest labels found by second stages, by slot."""
+        self._staged: dict[int, dict[str, frozenset[str]]] = {}
+        """The latest labels found by second stages, by slot and stage."""
         self._texts: dict[int, str] = {}
         """The latest text read in each, by slot."""
         self.unsettled = False
@@ -225,13 +229,13 @@ class TrackedObjects:
         seconds: float,
         size: tuple[int, int],
         now: float,
-        staged: Sequence[frozenset[str] | None] | None = None,
+        staged: Sequence[Mapping[str, frozenset[str] | None]] | None = None,
     ) -> tuple[Detections, View]:
         """Add the detections of a result, *seconds* after the previous one.
 
         Return them with tracks and zones, and the view for the rules. *weak*: those below the
         threshold, which only continue tracks. *size*: width and height of the frame. *staged*: the
-        labels found in each by second stages; None: not known now, so as before.
+        labels found in each, by second stage; None: not known now, so as before.
         """
         tracker, occupancy = self.tracker, self.occupancy
         if tracker.size != size:
@@ -252,13 +256,16 @@ class TrackedObjects:
         if staged is not None:
             for slot in tracker.begun.tolist():
                 self._staged.pop(slot, None)
-            also = [
-                self._staged.get(slot, frozenset()) if (labels := staged[index]) is None else labels
-                for slot, index in zip(slots.tolist(), at.tolist(), strict=True)
-            ]
-            self._staged |= {
-                s: labels for s, labels in zip(slots.tolist(), also, strict=True) if labels
-            }
+            also = []
+            for slot, index in zip(slots.tolist(), at.tolist(), strict=True):
+                before = self._staged.get(slot, {})
+                known = {
+                    stage: before.get(stage, frozenset()) if labels is None else labels
+                    for stage, labels in staged[index].items()
+                }
+                also.append(_union(known))
+                if also[-1]:
+                    self._staged[slot] = known
         self._read(found, at, slots)
         inside, rose, fell = occupancy.update(slots, placed, tracker, now, also)
         zones: list[tuple[str, ...]] | None = None
@@ -286,7 +293,7 @@ class TrackedObjects:
         labels, votes = self.tracker.labels, self.tracker.votes[slot]
         among = [kind for kind, label in enumerate(labels) if label in wanted]
         if not any(votes[kind] for kind in among):
-            staged = self._staged.get(slot, frozenset())
+            staged = _union(self._staged.get(slot, {}))
             below = next((label for label in wanted if label in staged), None)
             if below is not None:
                 return below
@@ -312,7 +319,7 @@ class TrackedObjects:
         self.occupancy = Occupancy(settings.zones, settings.rules, tracker.room)
         alive = tracker.alive
         placed = place(self._boxes[alive], tracker.size)
-        also = [self._staged.get(slot, frozenset()) for slot in alive.tolist()]
+        also = [_union(self._staged.get(slot, {})) for slot in alive.tolist()]
         self.occupancy.take_over(before, alive, placed, tracker, now, also)
 
     def counts(self) -> dict[str, dict[str, int]]:

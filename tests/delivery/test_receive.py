@@ -150,8 +150,13 @@ def test_a_whole_package_waits_at_the_broker_for_the_clock(
     receiving.clock_is_set = True
     receiving.router.tick(time.monotonic() + 10)
     (candidate,) = receiving.handed
-    assert (candidate.version, acknowledged) == ("3", [])
+    assert (candidate.version, acknowledged) == ("3", [good.transfer]), "the first copy"
+    acknowledged.clear()
     receiving.clock_is_set = False
+    assert publish(third), "none waits any more"
+    receiving.message(third, "abort", payload=b"")
+    assert acknowledged == [third.transfer]
+    acknowledged.clear()
     assert publish(late)
     receiving.clock_is_set = True
     receiving.router.tick(time.monotonic() + 20)

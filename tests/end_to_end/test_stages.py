@@ -13,6 +13,7 @@ from edge_agent.config.load import load
 from edge_agent.core.errors import UsageError
 from tests.helpers.small_models import (
     brightness,
+    color_classifier,
     detector,
     plain,
     write_manifest,
@@ -88,8 +89,8 @@ def test_stages_nest_and_rules_see_what_they_find(
     assert running.stop() == 0
 
 
-def hue(folder: Path) -> None:
-    """Make a model that says "red" of a light picture, and of a black one what is not finite."""
+def form(folder: Path) -> None:
+    """Make a model that says "round" of a light picture, and of a black one what is not finite."""
     folder.mkdir(parents=True)
     save_onnx(
         folder / "model.onnx",
@@ -102,7 +103,7 @@ def hue(folder: Path) -> None:
         [("logits", "float32", (1, 3))],
         {"scale": np.array([[3, 2, 1]], np.float32)},
     )
-    output = {"decoder": "logits", "labels": ["red", "green", "blue"]}
+    output = {"decoder": "logits", "labels": ["round", "square", "flat"]}
     write_manifest(folder, "1", "classification", output=output)
 
 
@@ -117,28 +118,34 @@ def test_a_second_stage_that_fails_takes_nothing_of_the_first_with_it(
     """Rules on what only the stage finds stand still: an alarm for a missing label was false."""
     halves = [(0, 0.9, 0.0, 0.0, 0.5, 1.0), (0, 0.8, 0.5, 0.0, 1.0, 1.0)]
     detector(tmp_path / "models" / "boxes", halves, ["box"])
-    hue(tmp_path / "models" / "hue")
+    form(tmp_path / "models" / "form")
+    color_classifier(tmp_path / "models" / "color")
     picture = plain(0)
     picture[:, :32] = 200
     source = write_pictures(tmp_path / "pictures", [picture] * 6)
     rules = [
         {"name": "there", "when": "count", "labels": ["box"], "above": 1, "qos": 1},
-        {"name": "no-green", "when": "absent", "labels": ["green"], "for_s": 0.5},
+        {"name": "no-square", "when": "absent", "labels": ["square"], "for_s": 0.5},
+        {"name": "no-red", "when": "absent", "labels": ["red"], "for_s": 0.5},
+        {"name": "red", "when": "count", "labels": ["red"], "above": 1, "qos": 1},
     ]
-    stage = {"name": "hue", "model": "hue" if fails == "on a crop" else "nowhere"}
+    stages = [
+        {"name": "form", "model": "form" if fails == "on a crop" else "nowhere"},
+        {"name": "color", "model": "color"},
+    ]
     pipeline: dict[str, Any] = {"name": "p", "source": f"{source}?loop=1&rate=10", "model": "boxes"}
-    pipeline |= {"then": [stage], "rules": rules}
+    pipeline |= {"then": stages, "rules": rules}
     heard = listen(broker.port)
     agent(agent_settings("box", broker.url, [pipeline], models_dirs=[str(tmp_path / "models")]))
-    (event,) = heard.wait_for(lambda _: heard.on("edge/box/event/p"), "an event")
-    assert (event["rule"], event["count"]) == ("there", 2)
+    heard.wait_for(lambda _: heard.on("edge/box/event/p")[1:], "two events")
     result = heard.wait_for(lambda _: heard.on("edge/box/result/p")[20:], "more results")[0]
     light, black = result["detections"]
     why = {"on a crop": "values that are not finite", "to load": "model nowhere: "}[fails]
-    assert why in result["stages"]["hue"]["error"]
-    assert "then" not in black
-    assert ("then" in light) == (fails == "on a crop")
-    assert [each["rule"] for each in heard.on("edge/box/event/p")] == ["there"]
+    assert why in result["stages"]["form"]["error"]
+    assert black["then"].keys() == {"color"}
+    assert ("form" in light["then"]) == (fails == "on a crop")
+    events = heard.on("edge/box/event/p")
+    assert {(each["rule"], each["count"]) for each in events} == {("there", 2), ("red", 2)}
     health = heard.wait_for(lambda _: heard.on("edge/box/health"), "health")[-1]
     assert health["state"] == "degraded"
 

@@ -66,10 +66,9 @@ class Router:
         self._deploy = submit
         self.admission = Admission(store, catalog, identity)
         self._blocks = BlockReceiver(ledger, self.admission, submit=self._submit, expect=expect)
-        self._waiting: dict[str, Callable[[], object]] = {}
-        """What considers again each push that waits for a credible clock."""
-        self._whole_waits: str | None = None
-        """One of these that is a whole package, which is in memory."""
+        self._waiting: dict[str, tuple[Callable[[], object], ReceivedMessage | None]] = {}
+        """The pushes that wait for a credible clock: what considers each again, and its message, if
+        that is the whole package."""
         self._clock_checked = 0.0
         self._promised: dict[str, str] = {}
         """By transfer: what a roll-out says that its package is."""
@@ -91,7 +90,7 @@ class Router:
                 self._offer(transfer, message.payload)
                 return False
             case ("push", transfer, "abort") if is_name(transfer):
-                self._waiting.pop(transfer, None)
+                self._forget_waiting(transfer)
                 self._blocks.abort(transfer)
                 return False
             case ("push", transfer, "list" | "block" as kind, number) if _is_number(number):
@@ -138,14 +137,14 @@ class Router:
         """Stop drawing a package for now; received blocks stay."""
         self._drawing.end(transfer)
         self._promised.pop(transfer, None)
-        self._waiting.pop(transfer, None)
+        self._forget_waiting(transfer)
         self._blocks.suspend(transfer)
 
     def abort(self, transfer: str) -> None:
         """Stop drawing a package, and remove its received blocks."""
         self._drawing.end(transfer)
         self._promised.pop(transfer, None)
-        self._waiting.pop(transfer, None)
+        self._forget_waiting(transfer)
         self._blocks.abort(transfer)
 
     def drawn(self, levels: tuple[str, ...], message: ReceivedMessage) -> bool:
@@ -230,7 +229,7 @@ class Router:
                     self.admission.check(header_bytes, signature)
                     self.on_push(candidate.name, candidate.version)
             return
-        self._waiting.pop(transfer, None)
+        self._forget_waiting(transfer)
         try:
             header = self.admission.check(header_bytes, signature)
             if header is None:
@@ -255,11 +254,24 @@ class Router:
             return
         self._blocks.begin(transfer, header_bytes, signature, header, began=began, drawing=drawing)
 
-    def _wait(self, transfer: str, consider: Callable[[], object]) -> None:
-        """Keep a push until the clock shows whether it has expired."""
+    def _forget_waiting(self, transfer: str) -> None:
+        _, message = self._waiting.pop(transfer, (None, None))
+        if message is not None:
+            message.ack()
+
+    def _wait(
+        self,
+        transfer: str,
+        consider: Callable[[], object],
+        message: ReceivedMessage | None = None,
+    ) -> None:
+        """Keep a push until the clock shows whether it has expired; of whole packages only one."""
+        self._forget_waiting(transfer)
+        if message is not None and any(whole for _, whole in self._waiting.values()):
+            raise ModelError("another package waits for the clock of this device; use push")
         if len(self._waiting) >= MAX_TRANSFERS:
             raise ModelError(f"{len(self._waiting)} pushes wait for the clock already")
-        self._waiting[transfer] = consider
+        self._waiting[transfer] = consider, message
         why = "the clock of this device is not set yet; waits until it is"
         self._status.publish(transfer, "need", why=why)
 
@@ -331,10 +343,7 @@ class Router:
             return Candidate("?", "0", transfer, install_it, unsigned=True)
         header = self.admission.check(front.header, front.signature)
         if header is None:
-            if self._whole_waits not in {None, transfer}:
-                raise ModelError("another package waits for the clock of this device; use push")
-            self._whole_waits = transfer
-            self._wait(transfer, partial(self._whole_again, transfer, message))
+            self._wait(transfer, partial(self._whole_again, transfer, message), message)
             return None
         blocks = header.block_list(front.block_list)
         members = archive.members(header)
@@ -354,7 +363,6 @@ class Router:
 
     def _whole_again(self, transfer: str, message: ReceivedMessage) -> None:
         """Submit a whole package that has waited for the clock."""
-        self._whole_waits = None
         del self._waiting[transfer]
         if not self._whole(message):
             message.ack()
@@ -405,7 +413,7 @@ class Router:
             self._clock_checked = now
             identity = self.admission.identity
             if identity.credible() and not identity.may_be_behind():
-                for consider in list(self._waiting.values()):
+                for consider, _ in list(self._waiting.values()):
                     consider()
 
     def close(self) -> None:

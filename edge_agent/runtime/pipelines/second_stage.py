@@ -86,8 +86,12 @@ def _infer_all(
     then: dict[str, Second] = {}
     for stage in stages:
         model = models.get(id(stage))
-        if isinstance(model, str) and concerns(stage, first):
-            then[stage.name] = Second((None,) * len(first), 0, 0, 0.0, error=model)
+        if isinstance(model, str):
+            failed = [i for i, crop in enumerate(regions(stage, first)) if crop is not None]
+            if failed:
+                then[stage.name] = Second(
+                    (None,) * len(first), 0, 0, 0.0, error=model, failed=frozenset(failed)
+                )
         if not isinstance(model, Model):
             continue
         second = infer(stage, model, sample, first, seen)
@@ -102,25 +106,25 @@ def _infer_all(
     return then
 
 
-def labels_found(count: int, then: Mapping[str, Second]) -> list[frozenset[str] | None]:
-    """Return the labels found by second stages in each of *count* detections.
+def labels_found(count: int, then: Mapping[str, Second]) -> list[dict[str, frozenset[str] | None]]:
+    """Return the labels found in each of *count* detections, by stage; None: it has failed there.
 
-    None: a stage has failed on it.
+    Those found below a stage are among its own.
     """
-    labels: list[frozenset[str] | None] = [frozenset()] * count
-    for second in then.values():
+    labels: list[dict[str, frozenset[str] | None]] = [{} for _ in range(count)]
+    for name, second in then.items():
         boxes = sum(len(found) for found in second.found if isinstance(found, Detections))
         below = iter(labels_found(boxes, second.then))
         for index, found in enumerate(second.found):
-            parts: list[frozenset[str] | None] = [labels[index]]
+            parts: list[frozenset[str] | None] = [None] if index in second.failed else []
             if isinstance(found, Detections):
-                parts += [frozenset(found.labels), *(next(below) for _ in found.labels)]
+                parts += [frozenset(found.labels)]
+                parts += [part for _ in found.labels for part in next(below).values()]
             elif isinstance(found, Classes):
-                parts.append(frozenset(found.labels[:1]))  # the best
-            elif found is None and second.error is not None:
-                parts.append(None)
+                parts += [frozenset(found.labels[:1])]  # the best
             known = [part for part in parts if part is not None]
-            labels[index] = frozenset().union(*known) if len(known) == len(parts) else None
+            whole = len(known) == len(parts)
+            labels[index][name] = frozenset[str]().union(*known) if whole else None
     return labels
 
 
@@ -143,17 +147,23 @@ def infer(
         seen(stage, request, each)
     waiting = iter(answers)
     found: list[Findings | None] = []
-    together, error = 1, None
-    for crop in crops:
+    together, error, failed = 1, None, set[int]()
+    for index, crop in enumerate(crops):
         answer = next(waiting) if crop is not None else None
         if isinstance(answer, AgentError):
             model.stats.errors += 1
+            failed.add(index)
             answer, error = None, error or str(answer)
         if answer is not None:
             together = max(together, answer.timing.together)
         found.append(None if answer is None else answer.findings)
     took_ms = (time.perf_counter() - begin) * 1e3
-    return Second(tuple(found), len(asked), together, took_ms, by=model, error=error)
+    return Second(
+        *(tuple(found), len(asked), together, took_ms),
+        by=model,
+        error=error,
+        failed=frozenset(failed),
+    )
 
 
 def regions(stage: SecondStage, first: Detections) -> Sequence[Region | None]:
