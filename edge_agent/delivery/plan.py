@@ -171,6 +171,11 @@ def touched(patch: Mapping[str, Any]) -> frozenset[tuple[str, ...]]:
     return frozenset(found)
 
 
+def keys_of(patch: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a merge patch without its values: as much of it as `left_by` needs of a newer one."""
+    return {k: keys_of(value) if isinstance(value, Mapping) else None for k, value in patch.items()}
+
+
 def left_by(
     newer: Mapping[str, Any], patch: Mapping[str, Any], *, nested: bool = False
 ) -> dict[str, Any]:

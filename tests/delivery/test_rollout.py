@@ -704,6 +704,35 @@ def test_who_joins_a_group_later_gets_what_later_settings_of_others_have_left(fl
     assert f"live: {less} (edge-01)" in shown, shown
 
 
+@pytest.mark.parametrize("then", ["finish", "abort", "update"])
+def test_who_joins_a_group_later_keeps_later_settings_that_are_live(
+    fleet: Fleet, then: str
+) -> None:
+    """Once these were finished or aborted, the older ones of the other group overrode them."""
+    one = fleet.box("edge-01")
+    two = fleet.box("edge-02", groups=["shop"])
+    older = configure(fleet, fleet.key, "--device", "@shop", rate=20, threshold=0.3)
+    later = configure(fleet, fleet.key, rate=10)
+    assert (older.returncode, later.returncode) == (0, 0), older.stderr + later.stderr
+    first, second = re.findall("settings-[0-9a-f]{12}", older.stderr + later.stderr)
+    assert two.agent.stop() == one.agent.stop() == 0
+    if then == "update":  # from an agent that did not note it
+        file = one.state / "rollouts.json"
+        content = json.loads(file.read_text())
+        assert content.pop("@held")[second][1] == {"door": {"rate": None}}
+        file.write_text(json.dumps(content))
+    else:
+        assert fleet.roll(then, second).returncode == 0
+    config = one.agent.config
+    config.write_text(config.read_text().replace('"lab"', '"lab", "shop"'))
+    one.agent.restart()
+    why = f"without what {second} has set since"
+    wanted = {"id": first, "state": "live", "why": why}
+    wait_until(partial(has_said, fleet.listener, one.topic("rollout"), wanted), str(wanted))
+    held = fleet.listener.on(one.topic("config"))[-1]["pipelines"]["door"]
+    assert (held["rate"], held["threshold"]) == (10, 0.3)
+
+
 def test_settings_are_not_through_where_a_device_is_lost_amid_their_probation(
     fleet: Fleet,
 ) -> None:

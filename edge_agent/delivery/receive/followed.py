@@ -1,15 +1,17 @@
-"""What a device knows of a roll-out: how far it is, and whether it still lies on the broker."""
+"""What a device knows of roll-outs: how far each is, and whether it lies on the broker still."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Container
-from dataclasses import dataclass
+from collections.abc import Callable, Container, Mapping
+from dataclasses import asdict, dataclass
 from math import inf
+from pathlib import Path
 from typing import Any
 
 from ...core.names import is_name
-from ..plan import ENDED
+from ...core.state_file import StateFile
+from ..plan import ENDED, keys_of, left_by
 
 TOGETHER_SECONDS = 0.5
 """Most time between retained plans that come at one subscription."""
@@ -65,9 +67,43 @@ class Followed:
         return {key: value for key, value in says.items() if value is not None}
 
 
-def parse(content: Any) -> dict[str, Followed]:
-    """Return the roll-outs in the content of the file."""
-    return {name: Followed(**says) for name, says in content.items() if is_name(name)}
+_HELD = "@held"
+"""Key of what is held in the file, which older ones lack; no name, so an older agent skips it."""
+
+
+class FollowedFile:
+    """The file of the roll-outs, and of what settings that are live have set."""
+
+    def __init__(self, path: Path) -> None:
+        """Create the object without touching the file."""
+        self._file = StateFile(path, "roll-outs that were seen")
+        self.held: dict[str, tuple[str, dict[str, Any]]] = {}
+        """By id of settings: when they were requested, and `keys_of` what they have set here."""
+
+    def read(self) -> dict[str, Followed]:
+        """Return the roll-outs by id."""
+        return self._file.read(self._parse) or {}
+
+    def _parse(self, content: Any) -> dict[str, Followed]:
+        held = content.get(_HELD, {}).items()
+        self.held = {name: (created, dict(keys)) for name, (created, keys) in held}
+        return {name: Followed(**says) for name, says in content.items() if is_name(name)}
+
+    def hold(self, name: str, created: str, settings: Mapping[str, Any]) -> None:
+        """Note which keys live settings have set, and of older ones those that these have not."""
+        keys, held = keys_of(settings), {}
+        for other, (at, each) in self.held.items():
+            if at > created:
+                keys = left_by(each, keys)
+                held[other] = at, each
+            elif other != name and (less := left_by(keys, each)):
+                held[other] = at, less
+        self.held = held | {name: (created, keys)} if keys else held
+
+    def save(self, known: Mapping[str, Followed]) -> None:
+        """Write the roll-outs, and what is held."""
+        content = {name: asdict(each) for name, each in known.items()}
+        self._file.save(content | {_HELD: self.held})
 
 
 class Presence:

@@ -12,19 +12,17 @@ import random
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from ...core.errors import AgentError, MalformedError, ModelError, NotNowError, RequestError
 from ...core.names import is_name, version_key
-from ...core.state_file import StateFile
 from ...mqtt.connection import ReceivedMessage
 from ...mqtt.payloads import SCHEMA
 from ...mqtt.requests import Later
 from ..plan import ENDED, Plan, left_by, read
 from .admission import DeviceIdentity
-from .followed import Followed, Presence, parse
+from .followed import Followed, FollowedFile, Presence
 from .router import Router
 
 log = logging.getLogger(__name__)
@@ -69,7 +67,7 @@ class Rollouts:
         for a reason, raises AgentError, and returns False if another one serves; *health* returns
         ok or degraded; *presence* finds out whether plans still lie on the broker.
         """
-        self._file = StateFile(file, "roll-outs that were seen")
+        self._file = FollowedFile(file)
         self._transfers = transfers
         self._say = say
         self._stop = stop
@@ -78,7 +76,7 @@ class Rollouts:
         self._presence = presence
         self.configure: Callable[[Mapping[str, Any], str], Later] | None = None
         """Applies settings with a mark, on probation; raises AgentError. None: not set yet."""
-        self._changing: dict[str, Later] = {}
+        self._changing: dict[str, tuple[Later, Mapping[str, Any]]] = {}
         """By id: settings on probation."""
         self._plans: dict[str, Plan] = {}
         """By id: plans on the broker that are for this device."""
@@ -89,7 +87,7 @@ class Rollouts:
         self._expiry_checked = 0.0
         self._lock = threading.Lock()
         """Guards the known roll-outs, and the reports on all."""
-        self._known: dict[str, Followed] = self._file.read(parse) or {}
+        self._known = self._file.read()
 
     @property
     def _identity(self) -> DeviceIdentity:
@@ -137,6 +135,9 @@ class Rollouts:
                 return
             known = self._begin(name, plan, mine)
         self._plans[name] = plan
+        if known.state == "live":
+            # An earlier run may not have noted it.
+            self._file.hold(name, known.created, plan.settings or {})
         with self._lock:
             known.serial, known.aborted = plan.serial, plan.state == "aborted"
             self._save()
@@ -302,7 +303,7 @@ class Rollouts:
         if expired:
             return "waiting", f"expired at {plan.expires}"
         left, newer = self._left(plan)
-        for each in newer:
+        for each in newer if plan.settings is None else ():
             lies = self._presence.lies(each, plan.id, now)
             if lies is False:
                 log.info("roll-out %s: is no longer on the broker", each)
@@ -314,15 +315,15 @@ class Rollouts:
 
     def _left(self, plan: Plan) -> tuple[Mapping[str, Any], list[str]]:
         """Return what newer plans leave of one's settings, nothing of a model; and their names."""
-        left, by = plan.settings or {}, []
-        for each in self._plans.values():
-            state, over = self._known[each.id].state, each.expires_at <= time.time()
-            is_off = each.state == "aborted" or (over and state == "waiting")
-            if each.created <= plan.created or is_off or each.name != plan.name:
-                continue
-            taken = state in {"live", "superseded"}
-            before, left = left, left_by(each.settings or {}, left) if taken else left
-            by += [each.id] if plan.settings is None or left != before else []
+        left, by = plan.settings or {}, list[str]()
+        for name, (created, keys) in self._file.held.items():
+            if created > plan.created and (less := left_by(keys, left)) != left:
+                left, by = less, [*by, name]
+        for each in self._plans.values() if plan.settings is None else ():
+            over = each.expires_at <= time.time() and self._known[each.id].state == "waiting"
+            is_off = each.state == "aborted" or over
+            if each.created > plan.created and not is_off and each.name == plan.name:
+                by.append(each.id)
         return left, by
 
     # Settings
@@ -347,7 +348,7 @@ class Rollouts:
         self._count_try(known, 1)  # first, as they may end the agent
         try:
             left, newer = self._left(plan)
-            self._changing[name] = self.configure(left, f"{name} {known.created}")
+            self._changing[name] = self.configure(left, f"{name} {known.created}"), left
         except NotNowError:
             self._count_try(known, -1)
         except AgentError as problem:
@@ -370,13 +371,14 @@ class Rollouts:
 
     def _hear_changes(self, now: float) -> None:
         """Record the outcomes of changed settings."""
-        for name, later in list(self._changing.items()):
+        for name, (later, settings) in list(self._changing.items()):
             if not later.told:
                 continue
             del self._changing[name]
             known = self._known[name]
             try:
                 doubts = (known.why or "", *later.result().get("warnings", ()))
+                self._file.hold(name, known.created, settings)
                 self._set(name, known, "live", "; ".join(filter(None, doubts)) or None)
             except NotNowError:
                 self._count_try(known, -1)
@@ -464,4 +466,4 @@ class Rollouts:
         self._say({"schema": SCHEMA, **word, **more})
 
     def _save(self) -> None:
-        self._file.save({name: asdict(known) for name, known in self._known.items()})
+        self._file.save(self._known)
