@@ -51,10 +51,11 @@ def add(
     if not then:
         return outcome
     told = None
-    if any(second.error is not None for second in whole(then)):
+    # Where the first one's labels are not known, any may be its own.
+    if first.folder.finds and any(second.error is not None for second in whole(then)):
         working = [each for second in whole(then) if second.error is None and (each := second.by)]
-        models_told = [first, *(each for each in working if isinstance(each, Model))]
-        told = frozenset(label for model in models_told for label in model.folder.finds)
+        finds = [each.folder.finds for each in working if isinstance(each, Model)]
+        told = frozenset(first.folder.finds).union(*finds)
     return replace(outcome, findings=_read(found, then), then=then, told=told)
 
 
@@ -133,7 +134,7 @@ def infer(
 ) -> Second:
     """Infer the detections that the stage applies to; their crops share batches.
 
-    An error of the model on a crop is counted as its own; the first one is told.
+    Errors of the model on crops of a frame are counted as one of its own; the first one is told.
     """
     begin = time.perf_counter()
     # Detections outside of the picture have no pixels.
@@ -151,12 +152,12 @@ def infer(
     for index, crop in enumerate(crops):
         answer = next(waiting) if crop is not None else None
         if isinstance(answer, AgentError):
-            model.stats.errors += 1
             failed.add(index)
             answer, error = None, error or str(answer)
         if answer is not None:
             together = max(together, answer.timing.together)
         found.append(None if answer is None else answer.findings)
+    model.stats.errors += bool(failed)  # by frame, as of a first stage
     took_ms = (time.perf_counter() - begin) * 1e3
     return Second(
         *(tuple(found), len(asked), together, took_ms),
