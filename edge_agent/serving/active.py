@@ -163,7 +163,11 @@ class ActiveModels:
         loader = self._open_loader()
         loader.engines.budget.holders.append(self._held)
         loader.engines.budget.pins = self.pins
+        loader.engines.budget.freed = self._make_room
         return loader
+
+    def _make_room(self) -> None:
+        self._room_made = True
 
     def _held(self) -> Iterator[Held]:
         for serving in self.all():
@@ -249,7 +253,7 @@ class ActiveModels:
     def use_room(self) -> None:
         """Load what the memory budget had no room for, lazy models once they are needed.
 
-        Does nothing unless a model has been unloaded since.
+        Does nothing unless a model has been unloaded since, or one that was counted has not come.
         """
         # What is being loaded has the room.
         if not self._room_made or self.swapping or any(each.awaited for each in self.all()):

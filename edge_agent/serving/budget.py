@@ -48,6 +48,8 @@ class MemoryBudget:
         """Each lists models in memory."""
         self.pins: Callable[[], Collection[tuple[str, str]]] = tuple
         """Returns name and version of the models that are pinned, and so replace none."""
+        self.freed: Callable[[], object] = lambda: None
+        """Called when a model that was counted has not come."""
         self._planned: list[Held] = []
         self._taking = threading.Lock()
         """Held while a model is checked and counted, so that of two only one gets the room."""
@@ -137,11 +139,15 @@ class MemoryBudget:
                 self._planned.append(taken)
         else:
             taken = self.take(folder, live=True, on_trial=on_trial, back=back)
+        has_come = False
         try:
             yield
+            has_come = True
         finally:
             with self._taking:
                 self._planned = [each for each in self._planned if each is not taken]
+            if not has_come:
+                self.freed()
 
     def _mb(self, folder: ModelFolder) -> int:
         cache = self._kv_cache_mb if folder.manifest.task == "generate" else 0

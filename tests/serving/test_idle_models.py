@@ -5,12 +5,14 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from edge_agent.config.device_profile import DeviceProfile, Lineup
 from edge_agent.config.settings import Arm, Trial
+from edge_agent.core.errors import ModelError
 from edge_agent.delivery.rollout.acceptance import MOST_ERRORS, Watch
 from edge_agent.device.hardware import read_facts
 from edge_agent.inference.engines.engine import EngineChoice
@@ -161,6 +163,22 @@ def test_weights_that_are_links_count(active: ActiveModels, tmp_path: Path) -> N
     active.load(one)
     active.load(two)
     assert "two@1: its 61 MB and one@1 (61 MB) are 122 MB together" in str(two.problem)
+    active.close()
+
+
+def test_what_had_no_room_beside_a_version_that_does_not_come_back_is_loaded(
+    active: ActiveModels,
+) -> None:
+    """It stayed refused until something else was unloaded."""
+    _, two = active.all()
+    two.lazy = False
+    budget = active.loader.engines.budget
+    with suppress(ModelError), budget.loading(active.find("one", None), back=True):
+        active.load(two)
+        assert "one@1 (61 MB) are 122 MB together" in str(two.problem)
+        raise ModelError("does not give its golden outputs any more")
+    active.use_room()
+    assert two.model is not None
     active.close()
 
 
