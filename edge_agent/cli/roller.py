@@ -25,6 +25,7 @@ from ..mqtt.one_shot import OneShotClient
 from ..mqtt.payloads import iso
 from ..mqtt.topics import rollouts
 from .fleet import LOOK_SECONDS, Fleet, some_of
+from .laying import reconnect
 from .progress import Progress, say
 
 if TYPE_CHECKING:
@@ -448,21 +449,19 @@ class Roller:
         print(f"{problem}; trying again", file=sys.stderr, flush=True)
         self._echoes.clear()
         began = time.monotonic()
-        while True:
-            try:
-                self._client.reconnect()
-                break
-            except BrokerError:
-                time.sleep(COME_BACK_SECONDS)
+        reconnect(self._client, math.inf)
         self._missing = now = time.monotonic()
         self._returning = now + RETURN_SECONDS + min(MOST_AWAY, now - began)
 
     def _put_again(self) -> None:
         """Publish again what the broker has lost."""
         self._missing = None
-        if self._package is not None and not self._package.lies_there():
-            self._package.put(lambda _done, _total: None)
-        self._send()
+        try:
+            if self._package is not None and not self._package.lies_there():
+                self._package.put(lambda _done, _total: None)
+            self._send()
+        except BrokerError as problem:
+            self._come_back(problem)
 
 
 def _holds(other: Plan, own: Plan, seen: int) -> bool:

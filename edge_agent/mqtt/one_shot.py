@@ -196,7 +196,8 @@ class OneShotClient:
                 received = self._received.get(timeout=step)
             except Empty:
                 if self._connection.gone.is_set():
-                    raise BrokerError("the connection to the broker is lost") from None
+                    why = self._connection.reason
+                    raise BrokerError(f"the connection to the broker is lost: {why}") from None
                 waited += step
                 if timeout is not None and waited >= timeout:
                     return None

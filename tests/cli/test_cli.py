@@ -669,8 +669,8 @@ def test_tail_outlives_a_restart_of_the_broker(
     listener.publish("edge/box/status", json.dumps({"state": "online"}), retain=True)
     process, out = start_tail(tmp_path, broker, "-n", "2")
     broker.stop()
-    lost = "edge-agent: the connection to the broker is lost; connecting again"
-    wait_until(lambda: lost in out.read_text().splitlines(), "a word about it")
+    lost = r"(?m)^edge-agent: the connection to the broker is lost: .+; connecting again$"
+    wait_until(lambda: bool(re.search(lost, out.read_text())), "a word about it")
     broker.start()
     listener = listen(broker.port)
     listener.publish("edge/box/status", json.dumps({"state": "offline"}), retain=True)

@@ -720,20 +720,57 @@ def test_what_is_said_names_the_offer_that_it_answers(time: bool, box: Box, tmp_
     assert (sender.offered is not None) is time
 
 
+@pytest.mark.parametrize("target", ["edge-01", "@lab"])
 def test_a_broker_that_drops_who_sends_large_messages_is_named(
-    tmp_path: Path, agent: Agents, listen: Listening
+    tmp_path: Path, agent: Agents, listen: Listening, target: str
 ) -> None:
     """Mosquitto announces its message_size_limit to nobody, and only said "connection is lost"."""
     broker = Mosquitto(tmp_path / "broker", "message_size_limit 20000\n")
     box = start_box(
-        *(tmp_path, broker, listen(broker.port), agent, "edge-01"), trust={"allow_unsigned": True}
+        *(tmp_path, broker, listen(broker.port), agent, "edge-01"),
+        trust={"allow_unsigned": True},
+        groups=["lab"],
     )
+    box.listener.wait_state(box.topic("info"), groups=["lab"])
     new = model_folder(tmp_path / "new", "2", hidden=400)
-    done = run_cli("push", str(new), "--device", box.device, "--broker", box.url, "--timeout", "4")
+    done = run_cli("push", str(new), "--device", target, "--broker", box.url, "--timeout", "4")
     assert done.returncode == 1
     assert re.search(r"the connection was lost \d+ times?: if the broker limits", done.stderr)
+    left = listen(broker.port, "edge/@package/#")
+    left.publish("edge/@package/mark", b"{}")
+    left.wait_for(lambda heard: heard, "the mark")
+    assert [heard.topic for heard in left.heard] == ["edge/@package/mark"]
     box.agent.stop()
     broker.stop()
+
+
+class Cutting(Relay):
+    """Breaks the first connection over which a block is sent."""
+
+    has_cut = False
+
+    def pass_on(self, data: bytes, source: socket.socket, sink: socket.socket) -> None:
+        if b"/block/" in data and not self.has_cut:
+            self.has_cut = True
+            self.cut()
+        else:
+            super().pass_on(data, source, sink)
+
+
+def test_a_connection_that_breaks_ends_no_push_to_a_group(box: Box, tmp_path: Path) -> None:
+    """Laying the package ended at the first loss, without the broker's reason."""
+    link = Cutting(box.broker.port)
+    box.listener.wait_state(box.topic("info"), groups=["lab"])
+    new = model_folder(tmp_path / "new", "2", best=2)
+    done = run_cli("push", str(new), "--device", "@lab", "--broker", link.url)
+    assert done.returncode == 0, done.stderr
+    assert link.has_cut
+    assert (
+        "is lost: closed without a DISCONNECT packet, or broken on the way; trying" in done.stderr
+    )
+    box.wait_live("2")
+    link.shut()
+    link.cut()
 
 
 # One message

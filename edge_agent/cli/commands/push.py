@@ -23,6 +23,7 @@ from ...models.packages.keys import load_private
 from ...mqtt.one_shot import OneShotClient
 from ...mqtt.topics import rollouts
 from ..fleet import MANY, Fleet, check_target, look_filters, online_targets, some_of, unheard
+from ..laying import lay, limited, reconnect
 from ..options import Options, add_broker, broker_settings, positive
 from ..progress import Progress as ProgressLine
 
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     from ...models.manifest import ModelFolder
     from ...models.packages.keys import PrivateKey
 
-RECONNECT_SECONDS = 0.5
 RETAINED_SECONDS = 3600
 """How long an MQTT 5 broker keeps a package for a group if its sender is gone, at least."""
 MOST_AHEAD = 1000
@@ -102,7 +102,7 @@ def main(options: Options) -> int:
         )
         retained = None
         if target.startswith("@"):
-            retained = _retain(client, settings.broker, package, fleet)
+            retained = _retain(client, settings.broker, package, fleet, options.timeout)
         sender = Sender(
             *(client, root, target, devices, package),
             drawn=retained is not None,
@@ -122,7 +122,7 @@ def main(options: Options) -> int:
 
 
 def _retain(
-    client: OneShotClient, broker: Broker, package: Package, fleet: Fleet
+    client: OneShotClient, broker: Broker, package: Package, fleet: Fleet, timeout: float
 ) -> RetainedPackage | None:
     """Put the package on the broker for members to draw; None: impossible, and it is reported.
 
@@ -131,11 +131,7 @@ def _retain(
     """
     expires_s = fleet.keeping_s(package.transfer, RETAINED_SECONDS)
     retained = RetainedPackage(client, broker, package, expires_s=expires_s)
-    progress = ProgressLine()
-    try:
-        why = retained.place(partial(progress, "sending block"))
-    finally:
-        progress.close()
+    why = lay(client, retained, timeout)
     if not why:
         return retained
     print(f"{why}; the package is sent to the members that ask", file=sys.stderr)
@@ -219,9 +215,9 @@ def _send(
                     raise
                 print(f"{problem}; trying again", file=sys.stderr, flush=True)
                 lost_at, losses = time.monotonic(), losses + 1
-                _reconnect(client, moved + timeout)
-                if retained is not None and not retained.lies_there():
-                    retained.put(lambda _done, _total: None)
+                reconnect(client, moved + timeout)
+                if retained is not None:
+                    lay(client, retained, timeout, again=True)
                 sender.reconnected(time.monotonic() - lost_at)
             # Devices that answer on probation are waited for, however long that takes.
             now = [
@@ -237,13 +233,9 @@ def _send(
             )
             if time.monotonic() - moved > patience:
                 silent = [device for device, p in sender.progress.items() if not p.ended]
-                limited = (
-                    f" the connection was lost {counted(losses, 'time')}: if the broker limits the"
-                    " size of messages (message_size_limit of mosquitto), let it take 66000 bytes;"
-                )
                 raise BrokerError(
                     f"no progress of {some_of(sorted(silent))} for {patience:.0f} s;"
-                    f"{limited if losses else ''}"
+                    f"{limited(losses)}"
                     " the version may still come to serve;"
                     f" the same push again goes on where it stopped{_never(sender)}"
                 )
@@ -253,22 +245,6 @@ def _never(sender: Sender) -> str:
     """Return what to look at if a device has not said a word to the offer."""
     mute = any(progress.shown == "offered" for progress in sender.progress.values())
     return unheard(sender.inbox) if mute else ""
-
-
-def _reconnect(client: OneShotClient, deadline: float) -> None:
-    """Reconnect to a broker that was restarted.
-
-    Raises:
-        BrokerError: it is not back in time.
-    """
-    while True:
-        try:
-            client.reconnect()
-            return
-        except BrokerError:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(RECONNECT_SECONDS)
 
 
 class _Bars:

@@ -9,7 +9,6 @@ import sys
 import time
 from contextlib import ExitStack
 from dataclasses import field
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -25,8 +24,8 @@ from ...models.packages.keys import load_private
 from ...mqtt.one_shot import OneShotClient
 from ...mqtt.payloads import iso
 from ..fleet import Fleet, incomplete
+from ..laying import lay
 from ..options import Options, add_broker, broker_settings
-from ..progress import Progress
 from ..roller import Roller, new_time, rollout_filters, tally, who
 
 if TYPE_CHECKING:
@@ -83,12 +82,7 @@ def main(options: Options) -> int:
         _check(plan, fleet)
         expires_s = fleet.keeping_s(package.transfer, lasts)
         retained = RetainedPackage(client, settings.broker, package, expires_s=expires_s)
-        progress = Progress()
-        try:
-            why = retained.place(partial(progress, "sending block"))
-        finally:
-            progress.close()
-        if why:
+        if why := lay(client, retained):
             raise AgentError(f"{why}; use push --device, a device at a time")
         header = package.header
         print(f"roll-out {plan.id}: {header.id}, {counted(header.blocks, 'block')} on the broker")
