@@ -158,6 +158,8 @@ class Feeds:
         self._readers: dict[str, tuple[_Reader, ...]] = {}
         self._expected: dict[str, int] = {}
         """How many readers those topics have, or will have, that brokers hold for us."""
+        self._others: dict[str, int] = {}
+        """The same of topics that brokers do not hold for us."""
         self._early: dict[str, _Early] = {}
         """Those of them that are not read by all yet."""
         self._halted = False
@@ -166,24 +168,25 @@ class Feeds:
         there is no connection."""
         self._lock = threading.Lock()
 
-    def expect(self, topic: str, more: int = 1) -> None:
-        """Note that *more* readers will open a topic that brokers hold for us; -1: one fewer.
+    def expect(self, topic: str, more: int = 1, *, held: bool = True) -> None:
+        """Note that *more* readers will open a topic; -1: one fewer.
 
-        A broker sends what it has held once it accepts a connection, before anything is read or
-        could be published: that is kept here until there is a connection and the reader has opened
-        the topic, or of several until `release`.
+        A broker sends what it has *held* for it once it accepts a connection, before anything is
+        read or could be published: that is kept here until there is a connection and the reader has
+        opened the topic, or of several until `release`. What comes of others until then is dropped.
         """
+        counts = self._expected if held else self._others
         with self._lock:
-            before = self._expected.get(topic, 0)
+            before = counts.get(topic, 0)
             if before + more > 0:
-                if not before and not self._holding(topic):
+                if held and not before and not self._holding(topic):
                     self._early[topic] = _Early()
-                self._expected[topic] = before + more
+                counts[topic] = before + more
                 return
-            self._expected.pop(topic, None)
-            if (early := self._early.pop(topic, None)) is not None:
+            counts.pop(topic, None)
+            if held and (early := self._early.pop(topic, None)) is not None:
                 early.acknowledge()
-        self._left(topic, held=True)
+        self._left(topic, held=held)
 
     def release(self, is_read: Callable[[str], bool]) -> None:
         """Pass on what has come of topics that are read by all; called about every second.
@@ -214,7 +217,8 @@ class Feeds:
 
     def wants(self, topic: str) -> bool:
         """Whether a topic is read, or will be."""
-        return topic in self._readers or topic in self._expected
+        opened = topic in self._others and not self._halted
+        return topic in self._readers or topic in self._expected or opened
 
     def halt(self) -> None:
         """Leave what comes from now on to the next run: the broker holds it again until then."""
@@ -282,11 +286,11 @@ class Feeds:
         return int(topic in self._expected or self._holding(topic) > 0)
 
     def take(self, message: ReceivedMessage) -> bool:
-        """Pass a message to the readers of its topic; False: there are none."""
+        """Pass a message to the readers of its topic; False: there are none, nor will be."""
         topic = message.topic
         early, expected = topic in self._early, topic in self._expected
         readers = self._readers.get(topic)
-        if readers is None and not expected:
+        if readers is None and not expected and topic not in self._others:
             return False
         if expected and self._halted:
             return True  # not acknowledged

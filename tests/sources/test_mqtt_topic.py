@@ -329,3 +329,24 @@ def test_nothing_is_held_for_who_reads_without_times_alone() -> None:
     feeds.expect("z/press", -1)
     feeds.close("z/press", timed.append)
     assert asked == [0, 1, 0]
+
+
+def test_what_comes_before_a_source_is_opened_or_after_it_is_closed_is_of_nobody_else() -> None:
+    """Of a resumed session each was warned of, and counted as malformed."""
+    feeds, got, left = Feeds(), list[bytes](), list[str]()
+    feeds.on_close = left.append
+    feeds.expect("z/press", held=False)
+
+    def send(payload: bytes) -> bool:
+        return feeds.take(ReceivedMessage("z/press", payload, False, None, None, list, 0))
+
+    assert send(b"1")
+    feeds.connected()
+    feeds.open("z/press", got.append, held=False)
+    assert send(b"2")
+    feeds.halt()
+    feeds.close("z/press", got.append)
+    assert send(b"3")
+    assert (got, left) == ([b"2"], ["z/press"])
+    feeds.expect("z/press", -1, held=False)
+    assert not send(b"4")

@@ -117,9 +117,9 @@ class Pipeline:
             self.source.switch(enabled=False)
 
     def expect(self, more: int) -> None:
-        """Have the connection keep what the broker has held for the source; -1: no more."""
-        if self.spec.held:
-            self._common.client.feeds.expect(self.spec.name, more)
+        """Have the connection expect the source, and keep what is held for it; -1: no more."""
+        if self.spec.scheme.name == "mqtt":
+            self._common.client.feeds.expect(self.spec.name, more, held=self.spec.held)
 
     def apply(self, settings: PipelineSettings) -> None:
         """Apply settings that differ from the present ones in live keys, losing no frame."""
