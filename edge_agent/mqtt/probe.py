@@ -7,6 +7,7 @@ import time
 import uuid
 from collections.abc import Iterable
 from contextlib import suppress
+from dataclasses import replace
 from queue import SimpleQueue
 
 from ..config.settings import Broker
@@ -30,7 +31,8 @@ def blindness(client: OneShotClient, root: str) -> str:
         return f"this broker keeps no retained messages: {WITHOUT}"
     with suppress(BrokerError):
         topic = f"{root}/edge-agent-cli/reply/{uuid.uuid4().hex}"
-        if trouble := retained_trouble(client.broker, topic):
+        broker = replace(client.broker, protocol=client.protocol)
+        if trouble := retained_trouble(broker, topic):
             return f"this broker {trouble}"
     return ""
 

@@ -152,6 +152,8 @@ def test_a_broker_that_refuses_mqtt_5_is_tried_with_3_1_1(
         is_served(listener)
         assert "speaking MQTT 3.1.1" in running.words()
         assert running.stop() == 0
+        checked = run_cli("check", "--config", str(running.config))
+        assert checked.stderr.count("speaking MQTT 3.1.1") == 1, "each connection had said so"
     finally:
         relay.shut()
         relay.cut()

@@ -7,7 +7,7 @@ import os
 import sys
 import threading
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.util import find_spec
 from itertools import islice
@@ -442,11 +442,11 @@ def _broker(settings: Settings) -> str:
     version = "5" if connection.protocol == 5 else "3.1.1"
     limit = f", packets up to {connection.max_packet} bytes" if connection.max_packet else ""
     connection.close()
+    broker = replace(settings.broker, protocol=connection.protocol)  # found out, and said, once
     limits = connection.abilities.limits()
-    limits += refused_topics(settings.broker, name, topics, settings.groups)
-    if connection.abilities.retain:
-        trouble = retained_trouble(settings.broker, topics.reply(name))
-        limits += [trouble] if trouble else []
+    limits += refused_topics(broker, name, topics, settings.groups)
+    if connection.abilities.retain and (trouble := retained_trouble(broker, topics.reply(name))):
+        limits.append(trouble)
     lacks = "".join(f"; it {words}" for words in limits)
     return f"{settings.broker.address}, MQTT {version}{limit}{lacks}"
 
