@@ -66,6 +66,8 @@ if systemctl is-active --quiet edge-agent.service; then
     exit 1
 fi
 systemctl disable --quiet edge-agent.service 2>/dev/null || :
+# An installation later starts it: one that is there and disabled would stay so.
+rm -f /etc/systemd/system/edge-agent.service
 echo "edge-agent: no command in /opt/edge-agent runs, so it cannot uninstall itself: the service" \
     "is stopped and disabled; /opt/edge-agent and its units are left until apt purge" >&2
 """,
@@ -99,7 +101,12 @@ rm -f /opt/edge-agent/current /opt/edge-agent/.current
 [ ! -d /opt/edge-agent ] || rmdir /opt/edge-agent 2>/dev/null || :
 [ ! -d /run/systemd/system ] || systemctl daemon-reload || :
 rm -rf /etc/edge-agent /var/lib/edge-agent /var/cache/edge-agent
-! getent passwd edge-agent >/dev/null || userdel edge-agent
+if getent passwd edge-agent | grep -q ':/var/lib/edge-agent:.*/nologin$' &&
+    [ "$(id -u edge-agent)" -lt 1000 ]; then
+    userdel edge-agent
+elif getent passwd edge-agent >/dev/null; then
+    echo "edge-agent: left: the user edge-agent, not the system user that the package makes" >&2
+fi
 [ ! -e /opt/edge-agent ] || echo "edge-agent: left: /opt/edge-agent" >&2
 for left in credstore/broker.password systemd/system/edge-agent.service.d; do
     [ ! -e /etc/$left ] || echo "edge-agent: left: /etc/$left" >&2

@@ -3,9 +3,9 @@
     sudo scripts/machines/test-deb [ROOT] [--work DIR] [--keep] [--brief]
 
 ROOT and needs as of `test-bundle`. Installation, demo, push, restart, upgrade, rollback, a version
-that does not start, `install --previous`, `uninstall` beside dpkg, downgrade and images (not with
---brief), removal, purge. One line for each thing seen; ends with 1 at the first that is not as it
-should be.
+that does not start, upgrade while disabled, `install --previous`, `uninstall` beside dpkg,
+downgrade and images (not with --brief), removal, purge. One line for each thing seen; ends with 1
+at the first that is not as it should be.
 """
 
 from __future__ import annotations
@@ -93,6 +93,18 @@ def is_beside_others(box: Box) -> None:
     box.serves("an image stays one", SECOND, image=True)
 
 
+def is_left_off(box: Box) -> None:
+    """Upgrade it where somebody has disabled and stopped the service."""
+    box.run(f"systemctl disable --now {UNIT}")
+    said = box.run("dpkg -i /root/second.deb")
+    expect("a word on the service", "the service stays disabled" in said, True)
+    dpkg(box, SECOND)
+    state = box.run(f"systemctl is-enabled {UNIT}; systemctl is-active {UNIT}", check=False)
+    expect("the service", state.split(), ["disabled", "inactive"])
+    box.run(f"systemctl enable --now {UNIT}")
+    box.serves("upgraded where it was disabled, and enabled", SECOND)
+
+
 def is_removed(box: Box, before: set[str]) -> None:
     """Remove and purge it: what is left then is said."""
     said = box.run("dpkg -r edge-agent")
@@ -136,8 +148,7 @@ def go_through(box: Box, *, brief: bool) -> None:
         status, said = box.machine.fails("dpkg -i /root/bad.deb")
         expect("exit status of dpkg", status != 0, True)
         box.serves("a version that does not start", SECOND)
-        box.run("dpkg -i /root/second.deb")
-        dpkg(box, SECOND)
+        is_left_off(box)
         if not brief:
             is_beside_others(box)
         is_removed(box, before)

@@ -605,6 +605,67 @@ def run_installed(folder: Path, *command: str) -> subprocess.CompletedProcess[st
     )
 
 
+SWITCH = """
+import sys
+from pathlib import Path
+from edge_agent.cli.commands import install, installation
+from edge_agent.cli.main import main
+installation.COMMAND, installation.COMPLETION = Path("/opt/command"), {}
+install.STEADY_SECONDS = 0.0
+sys.exit(main(["install", "--previous"]))
+"""
+SERVICE = """\
+#!/bin/sh
+echo "$1" >> "$0.asked"
+case "$*" in
+is-enabled*) cat "$0.enabled" ;;
+restart*) echo active > "$0.state" ;;
+*ActiveState) cat "$0.state" ;;
+*NRestarts) echo 0 ;;
+esac
+"""
+"""A systemctl with one service."""
+
+
+@pytest.mark.parametrize(
+    ("enabled", "state", "asks"),
+    [
+        ("disabled", "inactive", set()),
+        ("disabled", "active", {"restart"}),
+        ("enabled", "inactive", {"enable", "restart"}),
+    ],
+)
+def test_a_disabled_service_stays_disabled(
+    tmp_path: Path, enabled: str, state: str, asks: set[str]
+) -> None:
+    """Cameras that somebody had turned off for good filmed again after an upgrade."""
+    (tmp_path / "config.toml").touch()
+    systemctl = tmp_path / "bin" / "systemctl"
+    systemctl.parent.mkdir()
+    systemctl.write_text(SERVICE)
+    systemctl.chmod(0o755)
+    systemctl.with_suffix(".enabled").write_text(f"{enabled}\n")
+    systemctl.with_suffix(".state").write_text(f"{state}\n")
+    for version in ("1-1", "1-2"):
+        made = begin(tmp_path / version)
+        (made.place / "bin").mkdir()
+        made.python.write_text(f'#!/bin/sh\nexec {PYTHON} "$@"\n')
+        made.python.chmod(0o755)
+        for each in (CHECKOUT / "systemd").iterdir():
+            shutil.copy(each, made.units)
+    (tmp_path / "current").symlink_to("1-2")
+    switch = f"mkdir /opt/edge-agent; cp -a {tmp_path}/1-* {tmp_path}/current /opt/edge-agent/"
+    path = f"PATH={systemctl.parent}:$PATH"
+    done = run_installed(
+        tmp_path, "sh", "-ec", f'{switch}; {path} "$@"', "sh", sys.executable, "-c", SWITCH
+    )
+    assert done.returncode == 0, done.stderr
+    assert "edge-agent 1 is back and " in done.stdout
+    asked = set(systemctl.with_suffix(".asked").read_text().split())
+    assert asked & {"enable", "start", "restart"} == asks
+    assert ("the service stays disabled, as it was; " in done.stdout) == (enabled == "disabled")
+
+
 @pytest.mark.parametrize(
     "words", [("install",), ("install", "--previous"), ("uninstall",), ("uninstall", "--forget")]
 )

@@ -77,15 +77,31 @@ touch edge-agent.service edge-agent-retry.timer edge-agent-image-9.0.1-202601020
 ln -s ../edge-agent.service $wants/
 sh "$1/control/prerm" remove
 [ -e /etc/edge-agent ] && [ -e /opt/edge-agent/9.0.1-20260102030405.squashfs ]
+[ ! -e edge-agent.service ]  # else the next install would take it for one that somebody disabled
 sh "$1/control/postrm" remove
 [ -e /etc/edge-agent ] && [ -e /opt/edge-agent/9.0.1-20260102030405.squashfs ]
+echo "$2" >> /etc/passwd
 sh "$1/control/postrm" purge
 find /etc /opt /var/lib /var/cache /usr/local -path '*edge-agent*'
+getent passwd edge-agent || :
 """
 
 
-def test_a_package_whose_command_does_not_run_is_removed_aloud(tmp_path: Path) -> None:
-    """A removal did nothing, in silence, and a purge deleted under the service that ran on."""
+@pytest.mark.parametrize(
+    ("user", "stays"),
+    [
+        ("edge-agent:x:989:989::/var/lib/edge-agent:/usr/sbin/nologin", False),
+        ("edge-agent:x:1989:1989::/var/lib/edge-agent:/usr/sbin/nologin", True),
+        ("edge-agent:x:989:989::/home/edge-agent:/bin/bash", True),
+    ],
+)
+def test_a_package_whose_command_does_not_run_is_removed_aloud(
+    tmp_path: Path, user: str, *, stays: bool
+) -> None:
+    """A removal did nothing, in silence, and a purge deleted under the service that ran on.
+
+    It also deleted a user of that name who had been there before the package.
+    """
     if os.getuid() != 0 or shutil.which("unshare") is None or shutil.which("systemctl") is None:
         pytest.skip("a system of its own takes root, unshare and systemctl")
     if Path("/run/systemd/system").is_dir():
@@ -96,10 +112,12 @@ def test_a_package_whose_command_does_not_run_is_removed_aloud(tmp_path: Path) -
     _, deb = make_deb(tmp_path)
     subprocess.run(["dpkg-deb", "-e", str(deb), str(tmp_path / "control")], check=True)
     done = subprocess.run(
-        [*apart, DAMAGED, "sh", str(tmp_path)], capture_output=True, text=True, check=False
+        [*apart, DAMAGED, "sh", str(tmp_path), user], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == ["/opt/edge-agent", "/opt/edge-agent/mine"]
+    left = ["/opt/edge-agent", "/opt/edge-agent/mine"]
+    assert done.stdout.splitlines() == [*left, *([user] if stays else [])]
+    assert ("left: the user edge-agent" in done.stderr) == stays
     assert "the service is stopped and disabled; " in done.stderr
     assert done.stderr.endswith("edge-agent: left: /opt/edge-agent\n")
 

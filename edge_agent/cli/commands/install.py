@@ -152,6 +152,7 @@ def _install(config: Path | None, bundle: Bundle | None, *, image: bool) -> int:
     print(f"settings  {SETTINGS}")
     print("results   edge-agent tail      log  journalctl -u edge-agent -f")
     _print_package()
+    _print_disabled()
     _print_unread()
     _print_next()
     return 0
@@ -198,23 +199,30 @@ def _go_back() -> int:
     _switch(to, now, None)
     print(f"edge-agent {to.version} is back and {_state('ActiveState')}, from {to.place}")
     _print_package()
+    _print_disabled()
     return 0
 
 
 def _switch(to: Installation, before: Installation | None, config: Path | None) -> None:
-    """Switch to an installation."""
+    """Switch to an installation.
+
+    A service that was disabled stays so, and is not started unless it was running.
+    """
     kept = contents((SETTINGS, UNITS / UNIT, UNITS / RETRY, SYSUSERS))
+    disabled = before is not None and _is_disabled()
+    rests = disabled and _state("ActiveState") in {"inactive", "failed"}
     try:
         _set_up(config, to)
         point_to(to)
         run("systemctl", "daemon-reload")
-        run("systemctl", "enable", UNIT)
-        if (trouble := _start()) is not None:
+        if not disabled:
+            run("systemctl", "enable", UNIT)
+        if (trouble := _start(rests=rests)) is not None:
             progress(output("journalctl", "-u", UNIT, "-n", "15", "-o", "cat", "--no-pager"))
             raise AgentError(f"{trouble}; what it said stands above")
         os.sync()  # whoever is told that it is installed may pull the plug
     except BaseException:
-        _undo(before, kept)
+        _undo(before, kept, rests=rests)
         raise
 
 
@@ -239,6 +247,17 @@ def _print_package() -> None:
     """Report if another version than dpkg's is installed."""
     if not by_dpkg() and (version := packaged()) is not None:
         print(f"package   dpkg has {version}, which its next upgrade replaces by its own")
+
+
+def _is_disabled() -> bool:
+    return output("systemctl", "is-enabled", UNIT) == "disabled"
+
+
+def _print_disabled() -> None:
+    """Report if the service was disabled before."""
+    if _is_disabled():
+        mend = f"to start it, now and with the machine: systemctl enable --now {UNIT}"
+        print(f"note      the service stays disabled, as it was; {mend}")
 
 
 def _print_unread() -> None:
@@ -332,9 +351,15 @@ def _set_up(config: Path | None, to: Installation) -> None:
         shutil.copyfile(source / unit, UNITS / unit)
 
 
-def _start() -> str | None:
-    """Start or restart the service; return the reason if it fails, or None if it stays up."""
+def _start(*, rests: bool) -> str | None:
+    """Start or restart the service unless it *rests*.
+
+    Returns:
+        The reason if it fails, or None if it stays up.
+    """
     subprocess.run(["systemctl", "reset-failed", UNIT], check=False, capture_output=True)
+    if rests:
+        return None
     # Only its counter shows whether systemd has restarted a unit.
     try:
         done = subprocess.run(
@@ -353,18 +378,21 @@ def _start() -> str | None:
     return None
 
 
-def _undo(before: Installation | None, kept: Mapping[Path, bytes | None]) -> None:
+def _undo(before: Installation | None, kept: Mapping[Path, bytes | None], *, rests: bool) -> None:
     """Go back to the previous installation, if there is one."""
     progress("undoing it")
     changed = put_back(kept) or current() != before
-    if before is not None and before.place.is_dir() and not changed:
-        progress(f"{before.place.name} runs on")
-    elif before is not None and before.place.is_dir():
-        point_to(before)
-        run("systemctl", "daemon-reload")
-        back = "does not start either" if _start() else "runs again, with its settings and state"
-        os.sync()
-        progress(f"{before.place.name} {back}")
+    if before is not None and before.place.is_dir():
+        state = "is stopped, as it was" if rests else "runs on"
+        if changed:
+            point_to(before)
+            run("systemctl", "daemon-reload")
+            if _start(rests=rests) is not None:
+                state = "does not start either"
+            elif not rests:
+                state = "runs again, with its settings and state"
+            os.sync()
+        progress(f"{before.place.name} {state}")
     else:
         _remove_service()
         _remove_command()
