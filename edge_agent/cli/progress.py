@@ -47,8 +47,9 @@ class Progress:
                 say(what)
         if self._thread is None:
             self._closed.clear()
-            self._thread = threading.Thread(target=self._go_on, name="progress", daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._go_on, name="progress", daemon=True)
+            thread.start()  # first: after an interrupt `close` joins only what was started
+            self._thread = thread
 
     def _go_on(self) -> None:
         rest = self._every
@@ -71,8 +72,8 @@ class Progress:
 
     def close(self) -> None:
         """Erase the line."""
+        self._closed.set()
         if self._thread is not None:
-            self._closed.set()
             self._thread.join()
             self._thread = None
         if self._open:

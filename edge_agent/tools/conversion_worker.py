@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..core.child import answer_question
-from ..core.containment import reason
+from ..core.containment import reason, words
 from ..core.errors import AgentError, ModelError
 from ..core.names import safe_name
 from ..core.types import Array, TensorSpec
@@ -76,21 +76,24 @@ def _answer(question: dict[str, Any]) -> dict[str, Any]:
         for spec, example in zip(facts.inputs, original.examples, strict=True)
     ]
     assumed, left, input_ = _write_manifest(folder, facts, safe_name(path.stem), sizes)
-    cases, words = golden_inputs(facts, sizes, input_)
+    cases, made = golden_inputs(facts, sizes, input_)
     names = [spec.name for spec in facts.outputs]
     outputs = []
     for case in cases:
-        found = _step(f"{path}: cannot be run", lambda case=case: original.run(list(case.values())))
+        found = _step(
+            f"{path}: cannot be run on {made}",
+            lambda case=case: original.run(list(case.values())),
+        )
         if len(found) != len(names):
             raise ModelError(
                 f"{path}: gives {len(found)} tensors, but {len(names)} as ONNX; give each once"
             )
         given = without_rest(dict(zip(names, found, strict=True)), facts.detected)
         if not all(np.isfinite(each).all() for each in given.values()):
-            raise ModelError(f"{path}: gives numbers that are not finite on {words}")
+            raise ModelError(f"{path}: gives numbers that are not finite on {made}")
         outputs.append(given)
     write_golden(folder, cases, outputs)
-    return {"assumed": assumed, "left": left, "golden": f"by {original.program}: {words}"}
+    return {"assumed": assumed, "left": left, "golden": f"by {original.program}: {made}"}
 
 
 def _load(
@@ -119,9 +122,8 @@ def _step(what: str, work: Any) -> Any:
         first: BaseException = problem
         while (before := first.__cause__ or first.__context__) is not None:
             first = before
-        raise ModelError(
-            f"{what}: {reason(first if isinstance(first, Exception) else problem)}"
-        ) from problem
+        said = words(first) if isinstance(first, Exception) else ""
+        raise ModelError(f"{what}: {said or reason(problem)}") from problem
 
 
 def _tidy(network: Path, metadata: Mapping[str, str]) -> None:

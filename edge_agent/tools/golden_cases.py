@@ -61,7 +61,7 @@ def golden_inputs(
         {
             spec.name: _picture(spec, size, given if known else None, 4 << number % CASES, random)
             if picture is not None and spec.name == picture.name
-            else probe_input(TensorSpec(spec.name, tuple(size), spec.dtype), random)
+            else _noise(TensorSpec(spec.name, tuple(size), spec.dtype), random)
             for spec, size in zip(facts.inputs, sizes, strict=True)
         }
         for number in range(count)
@@ -73,6 +73,13 @@ def golden_inputs(
     return cases, "seeded pictures, -2 to 2, as mean and scale are not known"
 
 
+def _noise(spec: TensorSpec, random: np.random.Generator) -> Array:
+    """Return noise for an input; what may be indices, as of a vocabulary, is 0 or 1."""
+    if spec.dtype in {"int32", "int64"}:
+        return random.integers(0, 2, [size or 1 for size in spec.shape]).astype(spec.dtype)
+    return probe_input(spec, random)
+
+
 def _picture(
     spec: TensorSpec,
     size: Sequence[int],
@@ -80,7 +87,10 @@ def _picture(
     side: int,
     random: np.random.Generator,
 ) -> Array:
-    """Return one picture, ready for the network, with squares of *side* pixels."""
+    """Return a picture, ready for the network, with squares of *side* pixels.
+
+    A network of a fixed batch is given it so many times, as by the agent.
+    """
     channels_last = size[1] not in {1, 3}
     height, width, channels = size[1:] if channels_last else (size[2], size[3], size[1])
     few = random.integers(0, 256, (-(-height // side), -(-width // side), channels))
@@ -94,7 +104,7 @@ def _picture(
         bounds = np.iinfo(spec.dtype)
         ready = np.clip(np.round(ready), bounds.min, bounds.max)
     ready = ready if channels_last else ready.transpose(2, 0, 1)
-    return np.ascontiguousarray(ready[None], spec.dtype)
+    return np.ascontiguousarray(ready[None], spec.dtype).repeat(size[0], 0)
 
 
 def write_golden(folder: Path, inputs: Sequence[Tensors], outputs: Sequence[Tensors]) -> None:

@@ -27,12 +27,19 @@ def load_source(path: Path, kind: Kind, inputs: Sequence[TensorSpec]) -> PyTorch
     """Load a PyTorch file; *inputs* are for TorchScript, which does not contain them.
 
     Raises:
-        ModelError: it would run its own code, or is damaged.
+        ModelError: it would run its own code, is damaged, or takes numbers of a type that is not
+            served.
         Exception: PyTorch cannot load it.
     """
     warnings.simplefilter("ignore")
     torch.manual_seed(0)
-    return _Exported(path) if kind == "exported" else _Script(path, inputs)
+    made = _Exported(path) if kind == "exported" else _Script(path, inputs)
+    for example in made.examples:
+        is_picture = len(example.shape) == 4  # samples of sensors may be doubles
+        if example.dtype == "bfloat16" or (example.dtype == "float64" and is_picture):
+            why = f"takes {example.dtype}, which is not served; export it with .float()"
+            raise ModelError(f"{path}: {why}")
+    return made
 
 
 class _Exported:

@@ -234,7 +234,7 @@ def test_what_ultralytics_notes(tmp_path: Path) -> None:
     assert load(tmp_path / "out").labels == ("cat", "dog")
     said["task"] = "pose"
     file = scripted(tmp_path / "pose.torchscript", Columns(), (1, 3, 64, 96), said=said)
-    assert "pose" in refused(file, tmp_path / "place" / "out").partition(": ")[2]
+    assert "kpt_shape: not in the metadata" in refused(file, tmp_path / "place" / "out")
 
 
 @needs_torch
@@ -261,6 +261,56 @@ def test_an_open_batch_and_several_tensors(tmp_path: Path) -> None:
         outputs = [golden[name] for name in golden.files if name.startswith("output/")]
         assert len(outputs) == 3
         assert np.allclose(outputs[0], golden["input/left"] + golden["input/right"])
+
+
+@needs_torch
+@pytest.mark.slow
+def test_a_fixed_batch_and_a_small_vocabulary(tmp_path: Path, network: Any) -> None:
+    """One sample was given where four are stated, and numbers of tokens that are not there."""
+    import torch
+
+    four = exported(tmp_path / "four.pt2", network, (4, 3, SIDE, SIDE))
+    said = convert(four, tmp_path / "four")
+    assert said.code == 0, said.err
+    with np.load(tmp_path / "four" / "golden.npz") as golden:
+        (given,) = (golden[name] for name in golden.files if name.startswith("input/"))
+    assert given.shape == (4, 4, 3, SIDE, SIDE)
+    assert (given == given[:, :1]).all()
+
+    class Words(torch.nn.Module):  # type: ignore[misc]
+        def __init__(self, count: int) -> None:
+            super().__init__()
+            self.vectors = torch.nn.Embedding(count, 3)
+
+        def forward(self, x: Any) -> Any:
+            return self.vectors(x.long()).mean(1)
+
+    def words(count: int) -> Path:
+        example = (torch.zeros(1, 5, dtype=torch.long),)
+        path = tmp_path / f"words{count}.pt2"
+        torch.export.save(torch.export.export(Words(count).eval(), example), path)
+        return path
+
+    said = convert(words(2), tmp_path / "words")
+    assert said.code == 0, said.err
+    line = refused(words(1), tmp_path / "place" / "out")
+    assert line.endswith("words1.pt2: cannot be run on seeded noise: index out of range in self")
+
+
+@needs_torch
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["bfloat16", "float64"])
+def test_numbers_that_are_not_served_are_refused(tmp_path: Path, dtype: str) -> None:
+    """A double was written, and could never serve; of bfloat16 an exception's name was said."""
+    import torch
+
+    kind = getattr(torch, dtype)
+    program = torch.export.export(
+        torch.nn.Conv2d(3, 2, 3).to(kind).eval(), (torch.zeros(PICTURE, dtype=kind),)
+    )
+    torch.export.save(program, tmp_path / "net.pt2")
+    line = refused(tmp_path / "net.pt2", tmp_path / "place" / "out")
+    assert line.endswith(f"takes {dtype}, which is not served; export it with .float()")
 
 
 @needs_torch
