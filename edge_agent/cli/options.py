@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from ..core.errors import UsageError
@@ -60,8 +63,10 @@ def positive_int(text: str) -> int:
     return int(text)
 
 
-def load_settings(options: Any, *, needed: bool = False) -> Any:
-    """Read the settings that a command line names, or the default file."""
+def load_settings(
+    options: Any, *, needed: bool = False, change: Callable[[Any], Any] = lambda settings: settings
+) -> Any:
+    """Read the settings that a command line names, or the default file; *change* as for `load`."""
     from ..config.load import find_file, load
     from ..config.locations import PLACES
 
@@ -71,7 +76,7 @@ def load_settings(options: Any, *, needed: bool = False) -> Any:
         raise UsageError(
             f"no settings: neither {places} is there; write one, or name it with --config FILE"
         )
-    return load(file)
+    return load(file, change=change)
 
 
 def broker_settings(options: Any) -> Any:
@@ -79,19 +84,24 @@ def broker_settings(options: Any) -> Any:
 
     Where that names a user, it replaces the user of the settings, too, with the password.
     """
-    from dataclasses import replace
-
-    settings = load_settings(options)
     if options.broker is None:
-        return settings
-    broker = replace(settings.broker, url=options.broker)
+        return load_settings(options)
+    return load_settings(options, change=partial(_at, options.broker))
+
+
+def _at(url: str, settings: Any) -> Any:
+    """Return the settings with another URL of the broker."""
+    before = settings.broker
+    broker = replace(before, url=url)
     try:
         address = broker.address
     except UsageError as problem:
         raise UsageError(f"--broker: {problem}") from None
     if address.username is not None:
-        before = broker.username or settings.broker.address.username
-        is_same = before in {None, address.username} and address.password is None
+        user = before.username
+        with suppress(UsageError):  # the URL that is replaced may be wrong
+            user = user or before.address.username
+        is_same = user in {None, address.username} and address.password is None
         broker = replace(broker, username=None, password=broker.password if is_same else None)
     if not address.tls:
         broker = replace(broker, ca_file=None, cert_file=None, key_file=None)

@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 import re
 import types
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -69,11 +69,18 @@ def _why_no_file(path: Path) -> str:
     return "is not a file"
 
 
-def load(file: Path | None, environ: Mapping[str, str] | None = None) -> Settings:
-    """Read the settings; without *file*, only from environment and credentials."""
+def load(
+    file: Path | None,
+    environ: Mapping[str, str] | None = None,
+    change: Callable[[Settings], Settings] = lambda settings: settings,
+) -> Settings:
+    """Read the settings; without *file*, only from environment and credentials.
+
+    *change* is what the command line changes of them, before they are checked.
+    """
     env = os.environ if environ is None else environ
     written, origins = _read(file, env)
-    settings = _absolute(written, origins, env)
+    settings = change(_absolute(written, origins, env))
     check(settings, origins)
     return settings
 

@@ -564,6 +564,18 @@ def test_mutual_tls(
     listener.wait_state(f"{D}/status", state="offline", reason="stopped")
 
 
+def test_the_url_of_a_command_line_may_bring_tls(tls: TlsBroker, tmp_path: Path) -> None:
+    """A CA in the environment was refused by the URL that --broker had replaced."""
+    entries = tls.settings(tls.client)
+    environ = {
+        f"EDGE_AGENT_BROKER__{key.upper()}": str(entries[key])
+        for key in ("ca_file", "cert_file", "key_file")
+    }
+    said = run_cli("status", "--broker", str(entries["url"]), cwd=tmp_path, environ=environ)
+    assert said.returncode != 2, said.stderr
+    assert "device" in said.stdout + said.stderr
+
+
 def test_renewed_certificates_are_used_without_a_restart(
     tls: TlsBroker,
     listen: Listeners,
