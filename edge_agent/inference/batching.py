@@ -234,7 +234,7 @@ def load_batch(model: Model, kind: Kind, most: int) -> Batch:
                     shapes = _sized(fixed_shapes(spec, kind), size, opened)
                     engines[size] = open_engine(model.choice, model.folder.network, shapes, cut)
             if takes not in opened:
-                raise EngineError("the network takes one sample at a time")
+                raise EngineError("the network's batch is fixed")
             batch = Batch(model, engines, most, takes, frozenset(opened - {takes}))
             batch.check()
     except AgentError as problem:
@@ -261,7 +261,7 @@ def _sized(fix: FixShapes, count: int, opened: set[str]) -> FixShapes:
                 opened.add(one.name)
                 found[one.name] = (count, *shape[1:])
         if not opened:
-            raise EngineError("the network takes one sample at a time")
+            raise EngineError("the network's batch is fixed")
         return found
 
     return decide

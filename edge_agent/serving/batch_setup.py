@@ -94,7 +94,7 @@ class BatchSetup:
     def _load_whole(self, serving: Serving, model: Model, prepared: PreparedForm) -> None:
         """Replace a model running from its prepared form by the whole model."""
         if not prepared.accepts_batches:
-            raise EngineError(f"{model.id}: the network takes one sample at a time")
+            raise EngineError(f"{model.id}: the network's batch is fixed")
         if self._loader.engines.budget.exceeds(model.folder):
             raise EngineError(f"{model.id}: is larger than the memory budget")
         choices = self._loader.engines.choices_for(model.folder)

@@ -119,8 +119,8 @@ class Failover:
             if model is None:
                 continue
             self._retry_passed(serving, model)
-            if model.stats.failing >= FAILURES:
-                self._fail_over(serving, model)
+            if (failing := model.stats.failing) >= FAILURES:
+                self._fail_over(serving, model, failing)
             else:
                 self._fall_back(serving, model)
         return POLL_SECONDS
@@ -136,7 +136,8 @@ class Failover:
 
     # Away from an engine
 
-    def _fail_over(self, serving: Serving, model: Model) -> None:
+    def _fail_over(self, serving: Serving, model: Model, failing: int) -> None:
+        """Replace an engine that has failed *failing* times in a row; frames go on meanwhile."""
         failure = model.stats.failure
         if failure is None or self._backs_off(model):
             return
@@ -161,7 +162,7 @@ class Failover:
                 log.warning(
                     "model %s: %s serves instead of %s, which failed on %d frames in a row: %s; "
                     "that is tried again in %.0f s",
-                    *(model.id, name, here, model.stats.failing, error, left.wait),
+                    *(model.id, name, here, failing, error, left.wait),
                 )
                 passed = [f"{here}: {error}", *_without(serving.passed, here)]
                 self._exchange(model, better, passed)

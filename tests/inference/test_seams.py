@@ -82,7 +82,7 @@ def test_a_new_engine_runs_a_model_and_a_new_decoder_reads_it(tmp_path: Path) ->
     outcome = model.infer(Sample(gray, 0, 0, 0.0))
     assert outcome.engine == "mean:CPU"
     assert outcome.findings == Values({"twice": 120.0})
-    with pytest.raises(EngineError, match="the network takes one sample at a time"):
+    with pytest.raises(EngineError, match="the network's batch is fixed"):
         load_batch(model, "picture", 4)
     model.close()
 

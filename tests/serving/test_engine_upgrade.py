@@ -228,6 +228,6 @@ def test_a_form_may_take_over_where_nothing_can_go_together(own: Box) -> None:
     own.more |= {"engine": "auto", "profile": "intel-cpu", "batching": {"max_batch": 4}}
     with own.start() as start:
         settled(start)
-        assert "the network takes one sample at a time" in start.words()
+        assert "the network's batch is fixed" in start.words()
         assert "its prepared form on onnxruntime:CPU " in start.words()
         assert start.all_right()
