@@ -24,8 +24,8 @@ def detr(network: Network) -> Decoder:
     [1, N, C]. The number of labels decides: C means sigmoid; C - 1 means softmax, whose last class
     is "no object" (DETR's own 92 logits go with the 91 of COCO's numbering). Labels are required;
     RF-DETR uses a sigmoid, however many labels there are. Softmax gives a query its best class;
-    sigmoid gives it each class that reaches the threshold, the best 300 of all, or as many as
-    there are queries, as the published postprocessing does. These networks need no suppression.
+    sigmoid gives it each class that reaches the threshold, the best 300 of all, as the published
+    postprocessing does. These networks need no suppression.
     """
     width, height = network.picture_size()
     labels = labels_of(network)
@@ -67,8 +67,7 @@ def detr(network: Network) -> Decoder:
         table = logits.read(outputs)[0]
         ensure_finite(logits.spec.name, table)
         if table.shape[1] == classes:
-            most = min(MOST_OF_SIGMOID, len(table))
-            hits = single_scores(sigmoid(table), threshold, most)
+            hits = single_scores(sigmoid(table), threshold, MOST_OF_SIGMOID)
         else:
             hits = best_classes(softmax(table)[:, :-1], threshold)
         placed = boxes.read(outputs)[0]
