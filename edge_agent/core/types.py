@@ -471,11 +471,10 @@ class Outcome:
     """Findings by name of the second stage."""
     told: frozenset[str] | None = None
     """The labels that were looked for, where a second stage has failed; None: all."""
+    drift: Mapping[str, float] = field(default_factory=dict)
+    """How far the previous results are from the usual ones: by channel, and `score`."""
+    camera: str = ""
 
     def tells(self, labels: Collection[str]) -> bool:
         """Whether it tells of each of these labels if it is there."""
         return self.told is None or self.told.issuperset(labels)
-
-    drift: Mapping[str, float] = field(default_factory=dict)
-    """How far the previous results are from the usual ones: by channel, and `score`."""
-    camera: str = ""

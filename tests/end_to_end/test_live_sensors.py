@@ -501,16 +501,27 @@ def test_pipelines_that_share_a_sensor_with_stall_s_begin_at_once(
     wait_until(both_have, "a result of each")
 
 
-def test_fields_of_a_sensor_that_was_silent_are_read_again(
-    broker: Mosquitto, listen: Callable[..., Listener], agent: Callable[..., AgentProcess]
-) -> None:
-    """Each pipeline waited until all were open at once, which came about ever more rarely."""
-    source = "mqtt:lab/fridge?time=t&stall_s=1&field="
+def silent_fields(
+    options: str,
+    broker: Mosquitto,
+    listen: Callable[..., Listener],
+    agent: Callable[..., AgentProcess],
+) -> Listener:
+    """Have a pipeline for each field of a sensor, all lost for its silence."""
+    source = f"mqtt:lab/fridge?{options}&field="
     pipelines = [{"name": name, "source": source + name, "model": "readings"} for name in "abc"]
     heard = listen(broker.port)
     agent(agent_settings("box", broker.url, pipelines))
     for name in "abc":
         heard.wait_state(f"edge/box/source/{name}", state="lost")
+    return heard
+
+
+def test_fields_of_a_sensor_that_was_silent_are_read_again(
+    broker: Mosquitto, listen: Callable[..., Listener], agent: Callable[..., AgentProcess]
+) -> None:
+    """Each pipeline waited until all were open at once, which came about ever more rarely."""
+    heard = silent_fields("time=t&stall_s=1", broker, listen, agent)
 
     def all_have() -> bool:
         payload = json.dumps({"t": time.time(), "a": 1, "b": 2, "c": 3})
@@ -524,12 +535,7 @@ def test_the_first_reading_after_a_silence_is_read_by_every_pipeline(
     broker: Mosquitto, listen: Callable[..., Listener], agent: Callable[..., AgentProcess]
 ) -> None:
     """Each had closed the topic for up to 30 s; what came, or had waited, only the others got."""
-    source = "mqtt:lab/fridge?stall_s=1&field="
-    pipelines = [{"name": name, "source": source + name, "model": "readings"} for name in "abc"]
-    heard = listen(broker.port)
-    agent(agent_settings("box", broker.url, pipelines))
-    for name in "abc":
-        heard.wait_state(f"edge/box/source/{name}", state="lost")
+    heard = silent_fields("stall_s=1", broker, listen, agent)
     heard.publish("lab/fridge", json.dumps(dict.fromkeys("abc", 1)))
 
     def all_have() -> bool:

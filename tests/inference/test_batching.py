@@ -223,7 +223,9 @@ def test_where_the_engine_fails_they_go_one_by_one(tmp_path: Path) -> None:
 def test_a_network_for_one_sample_stays_so(tmp_path: Path, engine: EngineName) -> None:
     """Where the network's first axis is fixed, that is said."""
     model = opened(classifier(tmp_path / "m", count=1), engine)
-    with pytest.raises(EngineError, match="m@1: samples go one by one: the network's batch is fixed"):
+    with pytest.raises(
+        EngineError, match="m@1: samples go one by one: the network's batch is fixed"
+    ):
         load_batch(model, "picture", 4)
 
 

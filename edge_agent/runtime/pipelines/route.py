@@ -137,7 +137,7 @@ class PipelineRoute:
             )
             for second in second_stage.whole(outcome.then):
                 if second.error is not None and second.by is not None:  # else health has it
-                    self._errors.record_stage(second.error)
+                    self._errors.record(second.error, "a second stage has failed")
             return outcome
 
     @contextmanager

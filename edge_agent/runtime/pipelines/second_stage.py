@@ -124,8 +124,8 @@ def labels_found(count: int, then: Mapping[str, Second]) -> list[dict[str, froze
             elif isinstance(found, Classes):
                 parts += [frozenset(found.labels[:1])]  # the best
             known = [part for part in parts if part is not None]
-            whole = len(known) == len(parts)
-            labels[index][name] = frozenset[str]().union(*known) if whole else None
+            complete = len(known) == len(parts)
+            labels[index][name] = frozenset[str]().union(*known) if complete else None
     return labels
 
 

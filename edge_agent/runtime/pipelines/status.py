@@ -151,15 +151,10 @@ class FrameErrors:
         """Results not accepted by a sink because it raised."""
         self._name = name
 
-    def record(self, problem: Exception) -> None:
-        """Log why a frame is dropped."""
-        log.warning("%s: a frame is dropped: %s", self._name, problem)
+    def record(self, problem: object, what: str = "a frame is dropped") -> None:
+        """Log *what* an error has caused."""
+        log.warning("%s: %s: %s", self._name, what, problem)
         self.latest = (time.monotonic(), str(problem))
-
-    def record_stage(self, why: str) -> None:
-        """Log why a result lacks what a second stage would have found."""
-        log.warning("%s: a second stage has failed: %s", self._name, why)
-        self.latest = (time.monotonic(), why)
 
     def record_sink(self, sink: str, why: str) -> None:
         """Log and count that a sink has raised."""
