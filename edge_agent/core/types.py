@@ -5,7 +5,7 @@ Arrays in records are never written to after construction.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import field, replace
 from math import isfinite
 from typing import TYPE_CHECKING, Any, Literal, Self
@@ -469,12 +469,18 @@ class Outcome:
     timing: Timing
     then: Mapping[str, Second] = field(default_factory=dict)
     """Findings by name of the second stage."""
-    told: frozenset[str] | None = None
-    """The labels that were looked for, where a second stage has failed; None: all."""
+    told: tuple[Sequence[str], ...] = ()
+    """Where a second stage has failed: what each model finds that has not; empty: numbers."""
+    lost: tuple[Sequence[str], ...] = ()
+    """What each of those finds that have, and of those below them; empty: it is not known."""
     drift: Mapping[str, float] = field(default_factory=dict)
     """How far the previous results are from the usual ones: by channel, and `score`."""
     camera: str = ""
 
     def tells(self, labels: Collection[str]) -> bool:
         """Whether it tells of each of these labels if it is there."""
-        return self.told is None or self.told.issuperset(labels)
+        return not self.lost or all(
+            any(label in finds if finds else label.isdecimal() for finds in self.told)
+            or not any(label in finds or not finds for finds in self.lost)
+            for label in labels
+        )

@@ -26,6 +26,8 @@ from .totals import LineTotals
 Change = Literal["begin", "end"]
 KNOWN = 2
 """Results in which an object must be seen before it gets a number and is counted."""
+UNTOLD_SECONDS = 2.0
+"""Time without a result that tells of a rule's labels, beyond which its counts begin again."""
 ROUNDING = 1e-6
 """Seconds that may be missing from `for_s`: sums of seconds are not exact."""
 
@@ -93,7 +95,7 @@ class _Entry:
 
     __slots__ = (
         *("column", "condition", "event", "facts", "key"),
-        *("measure", "model", "rule", "shown", "waited"),
+        *("measure", "model", "rule", "shown", "untold", "waited"),
     )
 
     def __init__(self, rule: Rule, column: int | None, key: object) -> None:
@@ -114,6 +116,8 @@ class _Entry:
         """Whether the event may begin: results show what is counted, and not only tracks."""
         self.waited = 0
         """Results since the event could have begun but for that."""
+        self.untold: float | None = None
+        """Time of the first of the latest results that do not tell of its labels."""
 
 
 class Conditions:
@@ -179,8 +183,12 @@ class Conditions:
     ) -> None:
         for entry in entries:
             if entry.column is not None and not outcome.tells(entry.rule.labels):
-                entry.condition.interrupt()  # what has begun goes on
+                if entry.untold is None:
+                    entry.untold = self._log.now
+                if self._log.now - entry.untold >= UNTOLD_SECONDS:
+                    entry.condition.interrupt()  # what has begun goes on
                 continue
+            entry.untold = None
             value, plain, facts = self._measure(entry, outcome, counts, results)
             if value is not None:
                 entry.facts, entry.model = facts, outcome.model

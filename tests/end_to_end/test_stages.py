@@ -107,9 +107,12 @@ def form(folder: Path) -> None:
     write_manifest(folder, "1", "classification", output=output)
 
 
-@pytest.mark.parametrize("fails", ["on a crop", "to load"])
+@pytest.mark.parametrize(
+    ("fails", "label"), [("on a crop", "box"), ("to load", "box"), ("to load", "0")]
+)
 def test_a_second_stage_that_fails_takes_nothing_of_the_first_with_it(
     fails: str,
+    label: str,
     tmp_path: Path,
     broker: Mosquitto,
     listen: Callable[..., Listener],
@@ -117,14 +120,14 @@ def test_a_second_stage_that_fails_takes_nothing_of_the_first_with_it(
 ) -> None:
     """Rules on what only the stage finds stand still: an alarm for a missing label was false."""
     halves = [(0, 0.9, 0.0, 0.0, 0.5, 1.0), (0, 0.8, 0.5, 0.0, 1.0, 1.0)]
-    detector(tmp_path / "models" / "boxes", halves, ["box"])
+    detector(tmp_path / "models" / "boxes", halves, [label] if label == "box" else [])
     form(tmp_path / "models" / "form")
     color_classifier(tmp_path / "models" / "color")
     picture = plain(0)
     picture[:, :32] = 200
     source = write_pictures(tmp_path / "pictures", [picture] * 6)
     rules = [
-        {"name": "there", "when": "count", "labels": ["box"], "above": 1, "qos": 1},
+        {"name": "there", "when": "count", "labels": [label], "above": 1, "qos": 1},
         {"name": "no-square", "when": "absent", "labels": ["square"], "for_s": 0.5},
         {"name": "no-red", "when": "absent", "labels": ["red"], "for_s": 0.5},
         {"name": "red", "when": "count", "labels": ["red"], "above": 1, "qos": 1},

@@ -141,6 +141,8 @@ class Stage:
         wait: float | None = None,
         drift: Mapping[str, float] | None = None,
         model: str = "m@1",
+        told: tuple[Sequence[str], ...] = (),
+        lost: tuple[Sequence[str], ...] = (),
     ) -> Findings:
         """Give the findings of the next frame."""
         self.now += self.period if wait is None else wait
@@ -152,7 +154,12 @@ class Stage:
             self.now,
             picture=not isinstance(findings, Values),
         )
-        outcome = Outcome(model, "none", findings, Timing(0.0, 0.0, 0.0), drift=drift or {})
+        outcome = Outcome(
+            *(model, "none", findings, Timing(0.0, 0.0, 0.0)),
+            drift=drift or {},
+            told=told,
+            lost=lost,
+        )
         outcome = self.engine.process(sample, outcome, detections(weak) if weak else None)
         return outcome.findings
 

@@ -104,6 +104,45 @@ def test_absence_begins_when_nobody_has_been_there_for_long() -> None:
     assert stage.told() == [("r", "begin"), ("r", "end")]
 
 
+UNNAMED, UNKNOWN = (), ()
+
+
+@pytest.mark.parametrize(
+    ("label", "told", "lost", "begins"),
+    [
+        ("red", (["box"], ["red"]), (UNKNOWN,), True),
+        ("red", (["box"], ["red"]), (["red"],), True),
+        ("red", (["box"],), (["red"],), False),
+        ("red", (["box"],), (UNKNOWN,), False),
+        ("red", (UNNAMED,), (UNKNOWN,), False),
+        ("red", (UNNAMED,), (["blue"],), True),
+        ("2", (UNNAMED,), (UNKNOWN,), True),
+        ("2", (["box"], UNNAMED), (["red"],), True),
+        ("2", (["box"],), (UNKNOWN,), False),
+    ],
+)
+def test_what_only_a_failed_stage_can_find_is_not_absent(
+    label: str, told: Any, lost: Any, begins: bool
+) -> None:
+    """A model without named classes finds numbers; of one that is not loaded nothing is known."""
+    stage = Stage(rules=[rule("absent", labels=[label], for_s=1.0)], rate=10)
+    for _ in range(30):
+        stage.give(detections([box(10, 10)]), told=told, lost=lost)
+    assert stage.told() == ([("r", "begin")] if begins else [])
+
+
+@pytest.mark.parametrize(("period", "fails", "begins"), [(20, 1, True), (40, 25, False)])
+def test_a_stage_that_fails_now_and_then_stops_no_rule(
+    period: int, fails: int, begins: bool
+) -> None:
+    """Only where nothing is known for seconds do the seconds of a rule begin again."""
+    stage = Stage(rules=[rule("absent", labels=["red"], for_s=3.0)], rate=10)
+    for frame in range(100):
+        failed: Any = {"told": (["a"],), "lost": (["red"],)} if frame % period < fails else {}
+        stage.give(detections([box(10, 10)]), **failed)
+    assert stage.told() == ([("r", "begin")] if begins else [])
+
+
 @pytest.mark.parametrize("frames", ["1/1", "2/3", "4/6"])
 def test_nobody_is_missed_before_there_was_time_to_count_him(frames: str) -> None:
     """Neither at the start nor after a lost source: who is there is counted after some results."""

@@ -50,13 +50,27 @@ def add(
     then = _infer_all(first_ones, models, sample, found, seen)
     if not then:
         return outcome
-    told = None
-    # Where the first one's labels are not known, any may be its own.
-    if first.folder.finds and any(second.error is not None for second in whole(then)):
-        working = [each for second in whole(then) if second.error is None and (each := second.by)]
-        finds = [each.folder.finds for each in working if isinstance(each, Model)]
-        told = frozenset(first.folder.finds).union(*finds)
-    return replace(outcome, findings=_read(found, then), then=then, told=told)
+    looked = list(_looked(first_ones, models, then))
+    lost = tuple([finds for finds, failed in looked if failed])
+    told = (first.folder.finds, *[finds for finds, failed in looked if not failed]) if lost else ()
+    return replace(outcome, findings=_read(found, then), then=then, told=told, lost=lost)
+
+
+def _looked(
+    stages: Sequence[SecondStage],
+    models: Mapping[int, Model | str],
+    then: Mapping[str, Second],
+    *,
+    failed: bool = False,
+) -> Iterator[tuple[Sequence[str], bool]]:
+    """Yield what each stage finds, and whether it has *failed*, or one above it has."""
+    for stage in stages:
+        model, second = models.get(id(stage)), then.get(stage.name)
+        fails = failed or (second is not None and second.error is not None)
+        if fails or isinstance(model, Model):
+            yield (model.folder.finds if isinstance(model, Model) else ()), fails
+        below = {} if second is None else second.then
+        yield from _looked(stage.then, models, below, failed=fails)
 
 
 def whole(then: Mapping[str, Second]) -> Iterator[Second]:
