@@ -31,21 +31,15 @@ class Announcer:
         self._file = StateFile(state / "homeassistant.json", "earlier entities")
         self._known: dict[str, str] | None = None
         """Platforms of the published entities by key; None: not read yet."""
-        self._prefix: str | None = None
+        # At once: what nobody owns is cleared at the start, and Home Assistant takes a device whose
+        # discovery is cleared for removed, and clears what is published right after that.
+        runner.client.retained.register(f"{runner.settings.homeassistant.prefix}/", self._topics)
 
     def publish(self) -> None:
         """Publish the present entities if discovery is enabled and they have changed."""
         wanted = self._runner.settings.homeassistant
-        retained = self._runner.client.retained
-        if self._prefix is not None and (not wanted.enabled or self._prefix != wanted.prefix):
-            retained.clear_gone()
-            self._prefix = None
         if not wanted.enabled:
             return
-        if self._prefix is None:
-            self._prefix = wanted.prefix
-            retained.register(f"{wanted.prefix}/device/", self._topics)
-            retained.clear_gone()
         servings = [s for each in list(self._runner.pipelines.values()) for s in each.servings]
         if any(serving.model is None and serving.problem is None for serving in servings):
             # Entities depend on the models. Until then Home Assistant keeps the earlier ones.
@@ -63,7 +57,7 @@ class Announcer:
         for key, platform in self._known.items():
             if not key.startswith(stay):
                 components.setdefault(key, {"platform": platform})
-        retained.publish(self._topic(wanted.prefix), made)
+        self._runner.client.retained.publish(self._topic(wanted.prefix), made)
         if not now.items() <= self._known.items():
             self._known |= now
             self._file.save(self._known)
