@@ -2,7 +2,7 @@
 
 A crash in a driver, or a hang that ends with the watchdog's SIGKILL, leaves no exception to catch.
 So each call into an engine is recorded in a page of the state folder that is mapped into memory:
-an entry costs 3 µs (measured) and no system call, and it is still there after the process has died.
+an entry costs some microseconds, waits for no disk, and is still there after the process has died.
 The next run reads the calls in flight (`previous_crash`), and its crash ledger counts them.
 
 There is one per process: `recorder` writes nothing until it is opened, so commands and trials,
@@ -84,11 +84,51 @@ def call_target(model: str, engine: str, device: str, network: str | None) -> st
     return f"{model} {engine}:{device} {stamp}"
 
 
+class Page:
+    """The first page of a file, mapped into memory, written so that no error ends the process.
+
+    A store by ourselves raises SIGBUS where the file system needs a new block for it and has none
+    (btrfs and f2fs on a full disk), or has been shut down. So the kernel stores: for it the same is
+    an error of a system call.
+    """
+
+    def __init__(self, file: int) -> None:
+        """Map a file of at least a page.
+
+        Raises:
+            OSError: it cannot be mapped.
+        """
+        self._page = mmap.mmap(file, PAGE)
+        self._view = memoryview(self._page)
+        self._draft = os.memfd_create("flight", os.MFD_CLOEXEC)
+        self._lock = threading.Lock()
+
+    def write(self, at: int, data: bytes) -> None:
+        """Write bytes at an offset; what cannot be written is left out."""
+        # ValueError: it is closed, and the run ends normally.
+        with self._lock, contextlib.suppress(OSError, ValueError):
+            place = self._view[at : at + len(data)]
+            os.pwrite(self._draft, data, at)
+            os.preadv(self._draft, [place], at)
+
+    def write_text(self, at: int, text: str, width: int) -> None:
+        """Write a text of at most *width* bytes with the zero byte that ends it."""
+        self.write(at, text.encode("utf-8", "replace")[: width - 1] + b"\0")
+
+    def close(self) -> None:
+        """Write no more."""
+        with self._lock:
+            self._view.release()
+            self._page.close()
+            os.close(self._draft)
+
+
 class Recorder:
     """Records calls into engines, in memory and in the page."""
 
     def __init__(self) -> None:
-        self._page: mmap.mmap | None = None
+        self._page: Page | None = None
+        self._hung = False
         self._file = -1
         self._before: int | None = None
         """See `last_run_before_boot`."""
@@ -112,10 +152,9 @@ class Recorder:
                     os.rename(path, f"{path}.damaged")  # noqa: PTH104
             flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
             self._file = os.open(path, flags, 0o600)
-            # Written, not only extended: on a full disk, the first entry in a mapped page without
-            # a disk block would raise SIGBUS.
+            # Written, not only extended: a page without a disk block takes no entry on a full disk.
             os.write(self._file, _RUNNING.ljust(PAGE, b"\0"))
-            self._page = mmap.mmap(self._file, PAGE)
+            self._page = Page(self._file)
         except (OSError, ValueError):
             self.close()
             return
@@ -127,8 +166,8 @@ class Recorder:
         page, self._page = self._page, None
         if page is not None:
             faulthandler.disable()
-            if not page[_HUNG]:
-                page[: len(_CLEAN)] = _CLEAN
+            if not self._hung:
+                page.write(0, _CLEAN)
             page.close()
         if self._file >= 0:
             os.close(self._file)
@@ -142,7 +181,7 @@ class Recorder:
         if self._page is not None:
             boot, kills = _memory_kills()
             before = "" if self._before is None else self._before
-            _write(self._page, _MEMORY, f"{boot} {kills} {before}", _FIRST - _MEMORY)
+            self._page.write_text(_MEMORY, f"{boot} {kills} {before}", _FIRST - _MEMORY)
 
     # Calls in flight
 
@@ -155,9 +194,8 @@ class Recorder:
         self._now[number] = (time.monotonic(), kind, target)
         page = self._page
         if page is not None:
-            with contextlib.suppress(ValueError):  # closed meanwhile: the run ends normally
-                words = f"{kind} {threading.get_ident():x} {target}"
-                _write(page, _FIRST + number * _WIDTH, words)
+            words = f"{kind} {threading.get_ident():x} {target}"
+            page.write_text(_FIRST + number * _WIDTH, words, _WIDTH)
         return number
 
     def leave(self, number: int) -> None:
@@ -167,8 +205,7 @@ class Recorder:
         self._now.pop(number, None)
         page = self._page
         if page is not None:
-            with contextlib.suppress(ValueError, IndexError):  # as above
-                page[_FIRST + number * _WIDTH] = 0
+            page.write(_FIRST + number * _WIDTH, b"\0")
         self._free.append(number)
 
     @contextmanager
@@ -208,9 +245,10 @@ class Recorder:
 
     def mark_hung(self, call: EngineCall | None) -> None:
         """Record the call that hangs, in case this run ends because of it; None: no call hangs."""
+        self._hung = call is not None
         if self._page is not None:
             words = f"{call.kind} {call.thread:x} {call.target}" if call is not None else ""
-            _write(self._page, _HUNG, words, _MEMORY - _HUNG)
+            self._page.write_text(_HUNG, words, _MEMORY - _HUNG)
 
 
 recorder = Recorder()
@@ -293,11 +331,6 @@ def _last_kills(data: bytes) -> tuple[str, str, str]:
     said = data[_MEMORY:_FIRST].partition(b"\0")[0].decode("ascii", "replace")
     boot, kills, before = (*said.split(" "), "", "", "")[:3]
     return boot, kills, before
-
-
-def _write(page: mmap.mmap, at: int, text: str, width: int = _WIDTH) -> None:
-    words = text.encode("utf-8", "replace")[: width - 1]
-    page[at : at + len(words) + 1] = words + b"\0"
 
 
 def _read(data: bytes, at: int, width: int) -> EngineCall | None:

@@ -170,6 +170,20 @@ def test_a_folder_that_cannot_be_written_stops_nothing(tmp_path: Path) -> None:
     own.close()
 
 
+def test_a_page_that_can_no_longer_be_written_ends_nothing(tmp_path: Path) -> None:
+    """A store into it raises SIGBUS, as on btrfs with a full disk: here its file is cut off."""
+    status = died(
+        tmp_path,
+        "import os\n"
+        f"os.truncate({str(tmp_path / FILE)!r}, 0)\n"
+        f"recorder.leave(recorder.enter('infer', {FACE!r}))\n"
+        f"recorder.mark_hung(EngineCall('infer', {FACE!r}))\n"
+        "recorder.remember_kills()\n"
+        "recorder.close()\n",
+    )
+    assert status == 0
+
+
 def test_a_quick_start_that_got_nowhere_is_not_repeated(tmp_path: Path) -> None:
     """The quick way is taken again only if the last one came as far as being the one agent."""
     state = str(tmp_path)
