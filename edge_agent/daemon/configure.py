@@ -8,6 +8,7 @@ and the next run reports it, or the outcome if the agent ended before reporting 
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -288,6 +289,10 @@ class Configuration:
             return
         touched = [p for n, p in runner.pipelines.items() if n in patch.touched]
         doubts = [f"pipelines[{p.name}]: {line}" for p in touched for line in p.doubts()]
+        for pipeline in touched:
+            at, words = pipeline.errors.latest or (-math.inf, "")
+            if at >= probation.began:
+                doubts.append(f"pipelines[{pipeline.name}]: an error in these seconds: {words}")
         result = self._result(patch.changes)
         probation.later.tell({**result, "warnings": doubts} if doubts else result)
 

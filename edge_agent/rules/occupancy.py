@@ -217,6 +217,8 @@ class TrackedObjects:
         self._boxes = np.zeros((room, 4), np.float32)
         self._staged: dict[int, dict[str, frozenset[str]]] = {}
         """The latest labels found by second stages, by slot and stage."""
+        self._shown: dict[int, frozenset[str]] = {}
+        """The latest of these by slot where there were any."""
         self._texts: dict[int, str] = {}
         """The latest text read in each, by slot."""
         self.unsettled = False
@@ -256,6 +258,7 @@ class TrackedObjects:
         if staged is not None:
             for slot in tracker.begun.tolist():
                 self._staged.pop(slot, None)
+                self._shown.pop(slot, None)
             also = []
             for slot, index in zip(slots.tolist(), at.tolist(), strict=True):
                 before = self._staged.get(slot, {})
@@ -264,8 +267,9 @@ class TrackedObjects:
                     for stage, labels in staged[index].items()
                 }
                 also.append(_union(known))
+                self._staged[slot] = known
                 if also[-1]:
-                    self._staged[slot] = known
+                    self._shown[slot] = also[-1]
         self._read(found, at, slots)
         inside, rose, fell = occupancy.update(slots, placed, tracker, now, also)
         zones: list[tuple[str, ...]] | None = None
@@ -293,7 +297,7 @@ class TrackedObjects:
         labels, votes = self.tracker.labels, self.tracker.votes[slot]
         among = [kind for kind, label in enumerate(labels) if label in wanted]
         if not any(votes[kind] for kind in among):
-            staged = _union(self._staged.get(slot, {}))
+            staged = self._shown.get(slot, ())
             below = next((label for label in wanted if label in staged), None)
             if below is not None:
                 return below
@@ -332,6 +336,7 @@ class TrackedObjects:
             self.occupancy.forget(slots)
         self.tracker.reset()
         self._staged.clear()
+        self._shown.clear()
         self._texts.clear()
         self.unsettled = False
         self.occupancy.changed = True

@@ -15,6 +15,7 @@ import pytest
 import tomli_w
 
 from edge_agent.mqtt import payloads
+from tests.end_to_end.test_stages import form
 from tests.helpers.small_models import brightness, detector, plain, write_clip
 from tests.helpers.support import (
     AgentProcess,
@@ -28,8 +29,20 @@ from tests.helpers.support import (
 Agents = Callable[..., AgentProcess]
 Listeners = Callable[..., Listener]
 D = "edge/box"
+FORM = {"name": "form", "model": "form"}
 YARD = [[0.0, 0.0], [1.0, 0.0], [1.0, 1.0], [0.0, 1.0]]
-MAY = ["labels", "threshold", "rate", "zones", "rules", "source", "model", "pipelines", "enabled"]
+MAY = [
+    "then",
+    "labels",
+    "threshold",
+    "rate",
+    "zones",
+    "rules",
+    "source",
+    "model",
+    "pipelines",
+    "enabled",
+]
 
 
 class Device:
@@ -39,6 +52,7 @@ class Device:
         rows = [(0, 0.9, 0.0, 0.0, 0.5, 0.5), (1, 0.6, 0.5, 0.5, 1.0, 1.0)]
         detector(tmp_path / "models" / "finder", rows, ["person", "car"])
         brightness(tmp_path / "models" / "light")
+        form(tmp_path / "models" / "form")
         self.source = f"file:{write_clip(tmp_path / 'clip.avi', [plain(200)] * 25)}?loop=1"
         self.door: dict[str, Any] = {"name": "door", "source": self.source, "model": "finder"}
         self.url = broker.url
@@ -197,6 +211,14 @@ def test_what_stops_results_is_taken_back_by_itself(device: Device) -> None:
     told = device.config(**{"from": "file"})["last"]
     assert (told["outcome"], told["pipelines"], told["why"]) == ("rolled-back", ["door"], said)
     device.heard.wait_for(lambda _: json.loads(kept.read_text()) == {}, "it to be said but once")
+
+
+def test_what_fails_beside_results_is_told_to_who_sent_it(device: Device) -> None:
+    """A second stage that fails on every crop costs no result, so that the settings are kept."""
+    door = {**device.door, "source": device.source.replace("clip", "dark")}
+    write_clip(Path(door["source"].removeprefix("file:").removesuffix("?loop=1")), [plain(0)] * 25)
+    done = device.configure({"door": {"source": door["source"], "then": [FORM]}})
+    assert any("values that are not finite" in line for line in done["warnings"]), done
 
 
 def test_a_rule_on_a_sensor_that_reports_seldom_is_kept(

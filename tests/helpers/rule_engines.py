@@ -139,12 +139,10 @@ class Stage:
         *,
         weak: Sequence[Box] = (),
         wait: float | None = None,
-        drift: Mapping[str, float] | None = None,
         model: str = "m@1",
-        told: tuple[Sequence[str], ...] = (),
-        lost: tuple[Sequence[str], ...] = (),
+        **more: Any,
     ) -> Findings:
-        """Give the findings of the next frame."""
+        """Give the findings of the next frame, and *more* of its outcome."""
         self.now += self.period if wait is None else wait
         self.seq += 1
         sample = Sample(
@@ -154,12 +152,7 @@ class Stage:
             self.now,
             picture=not isinstance(findings, Values),
         )
-        outcome = Outcome(
-            *(model, "none", findings, Timing(0.0, 0.0, 0.0)),
-            drift=drift or {},
-            told=told,
-            lost=lost,
-        )
+        outcome = Outcome(model, "none", findings, Timing(0.0, 0.0, 0.0), **more)
         outcome = self.engine.process(sample, outcome, detections(weak) if weak else None)
         return outcome.findings
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge_agent.core.types import Anomaly, Classes, Values
+from edge_agent.core.types import Anomaly, Classes, Second, Values
 from tests.helpers.rule_engines import Stage, box, detections
 
 YARD = {"yard": [(0.3, 0.3), (1.0, 0.3), (1.0, 1.0), (0.3, 1.0)]}
@@ -141,6 +141,17 @@ def test_a_stage_that_fails_now_and_then_stops_no_rule(
         failed: Any = {"told": (["a"],), "lost": (["red"],)} if frame % period < fails else {}
         stage.give(detections([box(10, 10)]), **failed)
     assert stage.told() == ([("r", "begin")] if begins else [])
+
+
+def test_what_was_found_long_ago_is_not_there_because_its_stage_fails() -> None:
+    """An object counts as what the last result that told has found in it, which may be nothing."""
+    stage = Stage(zones=YARD, rules=[rule("enter", zone="yard", labels=["red"])], rate=10)
+    there = detections([box(60, 60)])
+    red, none = Classes(("red",), (0.9,)), Classes((), ())
+    for found in (none, red, *[none] * 30, *[None] * 30):
+        failed = frozenset({0} if found is None else ())
+        stage.give(there, then={"color": Second((found,), 1, 1, 0.0, failed=failed)})
+    assert stage.told() == []
 
 
 @pytest.mark.parametrize("frames", ["1/1", "2/3", "4/6"])
