@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import shutil
 import subprocess
 import sys
@@ -106,6 +107,31 @@ def test_version_is_never_overwritten(store: Store) -> None:
         put_in(store, "3.0", seed=2)
     assert contents(store.models / "face" / "3") == before
     assert store.versions("face") == ("3",)
+    assert not list(store.staging.iterdir())
+
+
+def test_damaged_version_stays_where_it_cannot_be_replaced(store: Store, tmp_path: Path) -> None:
+    """It was deleted first: one that a broken disk did not read for a while was gone for good."""
+    put_in(store, "3", seed=1)
+    store.activate("face", "3")
+    there = tree(store.models / "face")
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+
+    def damaged(_version: Path) -> bool:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))  # nothing can be opened now
+        return True
+
+    folder = make_model(tmp_path / "new", name="face", version="3", network=weights(2))
+    with store.stage() as staged:
+        shutil.copytree(folder, staged, dirs_exist_ok=True)
+        try:
+            with pytest.raises(ModelError, match=r"^face@3: storing it: Too many open files$"):
+                store.commit(staged, "face", "3", is_damaged=damaged)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        assert tree(store.models / "face") == there
+        assert store.commit(staged, "face", "3", is_damaged=lambda _version: True).is_dir()
+    assert contents(store.models / "face" / "3") == contents(folder)
     assert not list(store.staging.iterdir())
 
 

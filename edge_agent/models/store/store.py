@@ -196,7 +196,7 @@ class Store:
         """Rename a staged folder atomically into place as *version* of *name*.
 
         If the same version with the same files exists already, it is kept instead. One that
-        *is_damaged*, not being as it was installed, is replaced.
+        *is_damaged*, not being as it was installed, is replaced; it stays if that fails.
 
         Raises:
             ModelError: it exists with other files, or the disk is full or broken.
@@ -207,25 +207,33 @@ class Store:
             copy_owner(staged, self.root)
             with self.locked():
                 there = self.path(name, version)
-                if there is not None:
-                    if is_damaged(there):
-                        self.delete_folder(there)
-                    elif same_files(staged, there, NOTES):
+                if there is not None and not is_damaged(there):
+                    if same_files(staged, there, NOTES):
                         return there
-                    else:
-                        raise ModelError(
-                            f"{name}@{there.name} is in the store already, with other files;"
-                            " give the new one a higher version"
-                        )
+                    raise ModelError(
+                        f"{name}@{there.name} is in the store already, with other files;"
+                        " give the new one a higher version"
+                    )
                 if not place.parent.is_dir():
                     place.parent.mkdir()
                     copy_owner(place.parent, self.root)
                     sync_folder(self.models)
                 fault("commit.before")
-                staged.rename(place)
-                fault("commit.renamed")
-                sync_folder(place.parent)
+                trash = self.staging / uuid.uuid4().hex
+                if there is not None:
+                    there.rename(trash)
+                try:
+                    staged.rename(place)
+                    fault("commit.renamed")
+                    sync_folder(place.parent)
+                except OSError:
+                    if there is not None:  # it may be good, on a disk that cannot be read now
+                        with suppress(OSError):
+                            place.rename(staged)
+                        trash.rename(there)
+                    raise
                 fault("commit.done")
+                shutil.rmtree(trash, ignore_errors=True)
         return place
 
     def delete(self, name: str, version: str, *, reply_to: Mapping[str, Any] | None = None) -> None:
