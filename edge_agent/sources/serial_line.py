@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 MAX_LINE = 64 * 1024
 """Most bytes of a line; a longer one is not a reading."""
 _NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?", re.ASCII)
-_LABELED = re.compile(r"([^\W\d][\w /%°.-]*?)\s*[:=]\s*([+-]?[0-9.][0-9.eE+-]*)")
+_LABELED = re.compile(r"([^\W\d][\w /%°.-]*+)\s*[:=]\s*([+-]?[0-9.][0-9.eE+-]*)")
 """`t:3.2` or `h = 1.0`, like the format of Arduino's serial plotter."""
 _NAME = re.compile(r"[^\W\d][^\s:=]*")
 """A name in a line after numbers: no number of another script, and no words of a message."""
@@ -170,7 +170,7 @@ class SerialLines:
             cell.strip() for cell in text.split(None if self._separator == " " else self._separator)
         ]
         labeled = [_LABELED.fullmatch(cell) for cell in cells]
-        names = tuple(found[1] for found in labeled if found)
+        names = tuple(found[1].rstrip() for found in labeled if found)
         if len(names) == len(cells):
             if first:
                 return None
