@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import median
+from time import monotonic, strftime
 
 import numpy as np
 from numpy.typing import NDArray
@@ -163,6 +164,11 @@ class Continuity:
             made.append(piece)
         return made
 
+    def is_silent(self) -> bool:
+        """Whether nothing has come yet, or not for so long that it is a gap by now."""
+        limit = self._limit(ARRIVAL_SECONDS)
+        return self._since is None or (limit is not None and monotonic() - self._since > limit)
+
     def _moment(self, rows: Rows, last: int) -> float:
         """Return when the last row was measured; *last* is its time, ns.
 
@@ -200,7 +206,7 @@ class Continuity:
             ahead = (latest - rows.time_ns) / 1e9
             raise SampleError(
                 f"its time lies {ahead:.0f} s in the future; is the sender's clock set, and this "
-                "device's?"
+                f"device's? One that names no zone is taken as local time here, {strftime('%Z')}"
             )
         if latest < EARLIEST_NS:
             raise SampleError(

@@ -18,6 +18,15 @@ MAX_WAITING = 4096
 """Most readings waiting for a pipeline; if it falls further behind, it loses all of them."""
 
 
+class EmptyError(SampleError):
+    """A message is an object that holds none of the values, or only nulls."""
+
+    def __init__(self, words: str, *, null: bool) -> None:
+        """*null*: it holds one of them, of which nothing is known at the moment."""
+        super().__init__(words)
+        self.null = null
+
+
 class Device(Protocol):
     """Something that delivers rows by itself."""
 
@@ -45,6 +54,8 @@ class Signal:
         del wanted
         found: list[Reading | SampleError] = []
         for item in self._device.read(timeout):
+            if isinstance(item, EmptyError) and not (item.null or self.continuity.is_silent()):
+                continue  # it is of something else
             try:
                 if isinstance(item, SampleError):
                     raise item

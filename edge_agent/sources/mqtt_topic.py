@@ -6,12 +6,14 @@ Independent of MQTT: `SourceContext.topics` delivers the messages of a topic.
 from __future__ import annotations
 
 import json
+import logging
 import re
 import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from typing import Any
@@ -24,31 +26,24 @@ from ..core.frozen import record
 from ..core.json_text import HalfLetterError, read_json
 from ..core.types import Array
 from .continuity import Rows
-from .live_signal import LiveSignal, share
+from .live_signal import EmptyError, LiveSignal, share
 from .source import SourceContext, Topics
 from .spec import SourceSpec
+
+log = logging.getLogger(__name__)
 
 MAX_WAITING = 16 * 2**20
 """Most bytes of waiting messages; beyond that the oldest are dropped."""
 MAX_BYTES = 1024 * 1024
 """Largest message, bytes."""
 EMPTY = 10
-"""So many messages in a row without any value are an error; fewer are of something else, as the
-battery."""
+"""So many messages in a row without any value are an error, which `Signal` passes over as long as
+the values are not overdue; fewer are of something else, as the battery."""
 LATEST_NS = 2**63
 """Greatest time of a 64-bit clock, nanoseconds since 1970: in 2262."""
 _PLACE = re.compile("[0-9]{1,9}")
 _NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 _LARGEST = float(np.finfo(np.float32).max)
-
-
-class EmptyError(SampleError):
-    """A message is an object that holds none of the values, or only nulls."""
-
-    def __init__(self, words: str, *, null: bool) -> None:
-        """*null*: it holds one of them, of which nothing is known at the moment."""
-        super().__init__(words)
-        self.null = null
 
 
 @record
@@ -62,6 +57,8 @@ class Payload:
     format: str = "json"
     channels: int = 1
     """Values per row of float32."""
+    remark: Callable[[str, str], object] = lambda _path, _words: None
+    """Called with a path, and what is wrong with its value where a message is read nevertheless."""
 
     def read(self, payload: bytes) -> tuple[Array, tuple[str, ...], NDArray[np.int64] | None]:
         """Return rows (n, channels), the names of the channels, and the sender's times, ns.
@@ -88,7 +85,7 @@ class Payload:
                 raise SampleError(
                     f"expected an object with {', '.join(self.fields)}, found {_shown(value)}"
                 )
-            return _rows(_from_text(value), loose=True), (), None
+            return _rows(_plain(value), loose=True), (), None
         names = self.fields or tuple(
             key for key in value if key != self.time and _is_data(value[key])
         )
@@ -103,11 +100,14 @@ class Payload:
             null = any(value[key] is None for key in value if key != self.time)
             words = f"expected an object that holds numbers, found {_shown(value)}"
             raise EmptyError(words, null=null)
-        columns = [_column_at(value, name, loose=not self.fields) for name in names]
+        wrong: dict[str, str] = {}
+        columns = [_column_at(value, name, wrong) for name in names]
         counts = Counter(len(column) for column in columns if column is not None)
         if not counts:
+            if wrong:
+                raise SampleError(next(iter(wrong.values())))
             words = f"expected a field {names[0]}, found {_shown(value)}"
-            raise EmptyError(words, null=any(_holds(value, name) for name in names))
+            raise EmptyError(words, null=any(_find(value, name.split(".")) for name in names))
         (count, most), *others = counts.most_common()
         if others and (self.fields or others[0][1] == most):
             raise SampleError(
@@ -116,16 +116,22 @@ class Payload:
             )
         columns = [each if each is None or len(each) == count else None for each in columns]
         missing = np.full(count, np.nan)
-        times = None
-        if self.time is not None:
-            said = _at(value, self.time)
-            each = said if isinstance(said, list) else [said]
-            times = np.array([_time_ns(one, self.time) for one in each], np.int64)
         rows = np.stack([missing if each is None else each for each in columns], axis=1)
-        if times is not None and len(times) not in {1, len(rows)}:
-            wanted = "1 time" if len(rows) == 1 else f"1 or {len(rows)} times"
-            raise SampleError(f"{self.time}: expected {wanted}, found {len(times)}")
+        times = None if self.time is None else self._times(value, self.time, count)
+        for name in wrong if self.fields else ():
+            self.remark(name, f"{wrong[name]}; the other fields are read")
         return rows, names, times
+
+    def _times(self, value: Mapping[str, Any], path: str, count: int) -> NDArray[np.int64]:
+        """Return the time of each of *count* rows, or only of the last one."""
+        said = _find(value, path.split("."))
+        if not said:
+            raise SampleError(f"expected a field {path}, found {_shown(value)}")
+        each = said[0] if isinstance(said[0], list) else said
+        if len(each) not in {1, count}:
+            wanted = "1 time" if count == 1 else f"1 or {count} times"
+            raise SampleError(f"{path}: expected {wanted}, found {len(each)}")
+        return np.array([_time_ns(one, path, self.remark) for one in each], np.int64)
 
     def _floats(self, payload: bytes) -> Array:
         size = 4 * self.channels
@@ -144,7 +150,9 @@ class TopicMessages:
         """Subscribe to the topic."""
         self._topics = topics
         self._topic = topic
-        self._payload = payload
+        self._payload = replace(payload, remark=self._remark)
+        self._said: set[str] = set()
+        """Paths of which there was a remark."""
         self._messages: deque[tuple[bytes, int, float]] = deque()
         self._size = 0
         self._given_up = 0
@@ -165,6 +173,12 @@ class TopicMessages:
                 self._size -= len(self._messages.popleft()[0])
                 self._given_up += 1
             self._came.notify()
+
+    def _remark(self, path: str, words: str) -> None:
+        """Log what stays as it is once."""
+        if path not in self._said:
+            self._said.add(path)
+            log.warning("mqtt:%s: %s", self._topic, words)
 
     def read(self, timeout: float) -> list[Rows | SampleError]:
         with self._came:
@@ -250,37 +264,23 @@ def _cells(value: Any) -> Array | None:
     return None if np.isnan(made).all() else made
 
 
-def _column(value: Any, name: str) -> Array:
+def _column_at(value: Mapping[str, Any], path: str, wrong: dict[str, str]) -> Array | None:
+    """Return the values of a field; None if it is missing or null, or no numbers: *wrong* says so.
+
+    Raises:
+        SampleError: it has several channels.
+    """
+    found = _find(value, path.split("."))
+    if not found or found[0] is None:
+        return None
     try:
-        rows = _rows(value)
+        rows = _rows(_plain(found[0]))
     except SampleError:
-        raise SampleError(f"{name}: expected numbers, found {_shown(value)}") from None
+        wrong[path] = f"{path}: expected numbers, found {_shown(found[0])}"
+        return None
     if rows.shape[0] > 1 and rows.shape[1] > 1:
-        raise SampleError(f"{name}: expected one channel, found rows of {rows.shape[1]}")
+        raise SampleError(f"{path}: expected one channel, found rows of {rows.shape[1]}")
     return rows.reshape(-1)
-
-
-def _holds(value: Mapping[str, Any], path: str) -> bool:
-    try:
-        _at(value, path)
-    except SampleError:
-        return False
-    return True
-
-
-def _column_at(value: Mapping[str, Any], path: str, *, loose: bool) -> Array | None:
-    """Return the values of a field; None if it is missing or null, or *loose* and no numbers."""
-    try:
-        found = _at(value, path)
-    except SampleError:
-        return None
-    found = float(found) if isinstance(found, bool) else _from_text(found)
-    try:
-        return None if found is None else _column(found, path)
-    except SampleError:
-        if not loose:
-            raise
-        return None
 
 
 def flaw(data: Array, columns: tuple[str, ...]) -> Callable[[int, int], SampleError] | None:
@@ -298,37 +298,43 @@ def _flaw(columns: tuple[str, ...], row: int, column: int) -> SampleError:
     )
 
 
-def _at(value: Mapping[str, Any], path: str) -> Any:
-    """Find a value by its path; keys may contain dots, and list indices start at 0."""
-    if path in value:
-        return value[path]
-    found: Any = value
-    for level in path.split("."):
-        if isinstance(found, list) and _PLACE.fullmatch(level) and int(level) < len(found):
-            found = found[int(level)]
-        elif isinstance(found, dict) and level in found:
-            found = found[level]
-        else:
-            raise SampleError(f"expected a field {path}, found {_shown(value)}")
-    return found
+def _find(value: Any, levels: list[str]) -> list[Any]:
+    """Return the value at these levels of a path, alone, or nothing.
+
+    Keys may contain dots, and the longest one that leads to a value is taken; list indices start
+    at 0.
+    """
+    if not levels:
+        return [value]
+    if isinstance(value, list) and _PLACE.fullmatch(levels[0]) and int(levels[0]) < len(value):
+        return _find(value[int(levels[0])], levels[1:])
+    for end in range(len(levels), 0, -1) if isinstance(value, dict) else ():
+        key = ".".join(levels[:end])
+        if key in value and (found := _find(value[key], levels[end:])):
+            return found
+    return []
 
 
-def _time_ns(value: Any, name: str) -> int:
+def _time_ns(value: Any, name: str, remark: Callable[[str, str], object]) -> int:
     """Parse a time: ISO 8601, or seconds, milliseconds, … since 1970, distinguished by magnitude.
 
     A text that is a number counts as a number, as it does for values.
     """
-    found = None
-    if isinstance(value, str):
-        with suppress(ValueError, OverflowError, OSError):
-            found = round(datetime.fromisoformat(value).astimezone().timestamp() * 1e9)
-    number = _from_text(value)
-    if found is None and _is_number(number) and 0 <= number < 1e20:
+    number, found = _from_text(value), None
+    if _is_number(number):
         # From 2001 to 5138 in each unit.
         for limit, unit in ((1e11, 10**9), (1e14, 10**6), (1e17, 10**3), (1e20, 1)):
-            if number < limit:
+            if 0 <= number < limit:
                 found = int(number * unit if isinstance(number, int) else round(number * unit))
                 break
+    elif isinstance(value, str):
+        with suppress(ValueError, OverflowError, OSError):
+            when = datetime.fromisoformat(value)
+            found = round(when.astimezone().timestamp() * 1e9)
+            if when.tzinfo is None:
+                zone = when.astimezone().tzname()
+                words = f"{name}: {value!r} names no zone and is taken as local time here, {zone}"
+                remark(name, f"{words}; have the sender add its own, as +01:00 or Z")
     if found is not None and 0 <= found < LATEST_NS:
         return found
     raise SampleError(f"{name}: expected a time, found {_shown(value)}")
@@ -343,6 +349,11 @@ def _from_text(value: Any) -> Any:
     if isinstance(value, str) and _NUMBER.fullmatch(value.strip()):
         return float(value)
     return value
+
+
+def _plain(value: Any) -> Any:
+    """Return a boolean as 1 or 0, and the number in a text; any other value unchanged."""
+    return float(value) if isinstance(value, bool) else _from_text(value)
 
 
 def _is_data(value: Any) -> bool:

@@ -54,7 +54,8 @@ def test_a_sensor_that_reports_changes_need_not_say_again_that_it_is_warm(
 ) -> None:
     """With `gap_s` silence means that nothing changes: `for_s` passes without another message.
 
-    One that sends several rows at once is only gathering the next ones.
+    One that sends several rows at once is only gathering the next ones. Messages about something
+    else, and another value that is not known, leave it so.
     """
     rule = {"name": "r", "when": "value", "value": "value", "above": 8, "frames": "1/1"}
     pipelines = [
@@ -64,6 +65,8 @@ def test_a_sensor_that_reports_changes_need_not_say_again_that_it_is_warm(
             ("hasty", "?gap_s=60", {"rules": [{**rule, "for_s": 0.5}], "deadline_ms": 1e4}),
             ("refused", "?gap_s=60", {"rules": [{**rule, "for_s": 0.5}]}),
             ("gathered", "?gap_s=60&field=value&time=t", {"rules": [{**rule, "for_s": 0.5}]}),
+            ("other", "?gap_s=60&field=value", {"rules": [{**rule, "for_s": 3.0}]}),
+            ("beside", "?gap_s=60&field=value,h", {"rules": [{**rule, "for_s": 3.0}]}),
             ("changes", "?gap_s=60", {"rules": [{**rule, "for_s": 3.0}]}),
         )
     ]
@@ -73,11 +76,19 @@ def test_a_sensor_that_reports_changes_need_not_say_again_that_it_is_warm(
         heard.wait_state(f"edge/box/source/{pipeline['name']}", state="running")
         now = time.time()
         gathered = json.dumps({"value": [1, 9], "t": [now - 1, now]})
-        said = gathered if pipeline["name"] == "gathered" else "9"
+        named: dict[Any, str] = {
+            "gathered": gathered,
+            "other": '{"value": 9}',
+            "beside": '{"value": 9, "h": "unavailable"}',
+        }
+        said = named.get(pipeline["name"], "9")
         heard.publish(f"plant/{pipeline['name']}", said)
     heard.publish("plant/refused", "NaN")
-    (begun,) = on(heard, "edge/box/event/changes", 1)
-    assert (begun["state"], begun["value"]) == ("begin", 9)
+    for _ in range(12):
+        heard.publish("plant/other", '{"power": 3}')
+    for name in ("changes", "other", "beside"):
+        (begun,) = on(heard, f"edge/box/event/{name}", 1)
+        assert (begun["state"], begun["value"]) == ("begin", 9)
     for name in ("irregular", "hasty", "refused", "gathered"):
         assert heard.on(f"edge/box/event/{name}") == []
 

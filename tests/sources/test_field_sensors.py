@@ -76,7 +76,7 @@ def test_a_device_whose_own_clock_is_not_set_takes_the_times_of_sensors() -> Non
         reading = continuity.judge(rows_at(now + number, 60.0 + number, 1.0))
         assert reading is not None
         assert reading.time_ns == round((now + number) * 1e9)
-    with pytest.raises(SampleError, match="in the future"):
+    with pytest.raises(SampleError, match=r"in the future.*names no zone is taken as local time"):
         continuity.judge(rows_at(now + 3600, now, 1.0))
 
 

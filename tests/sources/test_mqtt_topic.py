@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import threading
+from datetime import datetime
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,7 +15,9 @@ from edge_agent.core.errors import SampleError
 from edge_agent.mqtt import subscriptions
 from edge_agent.mqtt.connection import ReceivedMessage
 from edge_agent.mqtt.subscriptions import Feeds
+from edge_agent.sources.live_signal import Signal
 from edge_agent.sources.mqtt_topic import EMPTY, Payload, TopicMessages, flaw
+from edge_agent.sources.spec import parse_source
 from tests.helpers.support import wait_until
 
 ENDLESS = "9" * 400
@@ -96,6 +101,31 @@ def test_a_time_is_read_in_each_unit(when: str) -> None:
     assert times.tolist() == [0 if when == "0" else 1795377600 * 10**9]
 
 
+@pytest.mark.parametrize("said", ["1796122512345", "1795377600000"])
+def test_milliseconds_in_a_text_are_no_date(said: str) -> None:
+    """Where digits 5 to 8 of them are a month and a day, they were one of the year 1796."""
+    _, _, times = Payload(("v",), "t").read(f'{{"v": 1, "t": "{said}"}}'.encode())
+    assert times is not None
+    assert times[0] == pytest.approx(int(said) * 10**6, abs=1000)
+
+
+def test_a_time_without_a_zone_is_local_and_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    """Of a plug in another zone than this device's, hours were off in silence."""
+    feeds = Feeds()
+    sensor = TopicMessages(feeds, "z/plug", Payload(("v",), "t"))
+    for when in ("2026-12-01T11:35:03+00:00", "2026-12-01T11:35:03", "2026-12-01T11:35:04"):
+        message = f'{{"v": 1, "t": "{when}"}}'.encode()
+        feeds.take(ReceivedMessage("z/plug", message, False, None, None, lambda: None, 0))
+    with caplog.at_level(logging.WARNING):
+        found = [item.times for item in sensor.read(0) if not isinstance(item, SampleError)]
+    local = datetime(2026, 12, 1, 11, 35, 3).astimezone()
+    assert found[1] is not None
+    assert found[1].tolist() == [int(local.timestamp()) * 10**9]
+    (words,) = [record.message for record in caplog.records]
+    assert words.startswith("mqtt:z/plug: t: '2026-12-01T11:35:03' names no zone and is taken as")
+    assert f"local time here, {local.tzname()};" in words
+
+
 @pytest.mark.parametrize(
     ("fields", "found"),
     [
@@ -120,6 +150,7 @@ def test_booleans_are_taken_where_there_are_no_numbers() -> None:
     assert (names, rows.tolist()) == (("contact", "tamper"), [[0.0, 1.0]])
     with pytest.raises(SampleError, match="t: expected a time, found"):
         Payload((), "t").read(b'{"contact": false, "t": true}')
+    assert [Payload().read(alone)[0].tolist() for alone in (b"true", b"false")] == [[[1]], [[0]]]
 
 
 def test_a_field_is_one_of_the_values_of_an_array() -> None:
@@ -130,6 +161,40 @@ def test_a_field_is_one_of_the_values_of_an_array() -> None:
     for path in ("v.3", "v.-1", "v.x", "v.0.0", "v." + "1" * 5000):
         with pytest.raises(SampleError, match=f"expected a field {path}, found"):
             Payload((path,)).read(message)
+
+
+@pytest.mark.parametrize(
+    ("message", "path"),
+    [
+        (b'{"values": {"Ch1.Dev1.Tag": 5, "Ch1": {"Dev1.Tag": 6}}}', "values.Ch1.Dev1.Tag"),
+        (b'{"a.b": {"x": 1}, "a": {"b.c": [{"d.e": 5}], "b": {"c": [6]}}}', "a.b.c.0.d.e"),
+        (b'{"a.b.c": 5, "a.b": {"c": 6}}', "a.b.c"),
+    ],
+)
+def test_the_longest_key_that_leads_to_a_value_wins_at_each_level(
+    message: bytes, path: str
+) -> None:
+    """Tags of an OPC UA gateway, which lie below another key, could not be named."""
+    assert Payload((path,)).read(message)[0].tolist() == [[5]]
+
+
+@pytest.mark.parametrize("text", ['"unavailable"', '"21,5"', "{}", "1e999", '[1, "x"]'])
+def test_a_field_that_is_no_number_costs_itself_and_is_said_once(
+    text: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """While a probe was dead, the humidity beside it was lost as well."""
+    feeds = Feeds()
+    sensor = TopicMessages(feeds, "z/air", Payload(("t", "h")))
+    for _ in range(3):
+        message = f'{{"t": {text}, "h": 51}}'.encode()
+        feeds.take(ReceivedMessage("z/air", message, False, None, None, lambda: None, 0))
+    with caplog.at_level(logging.WARNING):
+        found = [item.data for item in sensor.read(0) if not isinstance(item, SampleError)]
+    assert np.concatenate(found) == pytest.approx(np.array([[np.nan, 51]] * 3), nan_ok=True)
+    (words,) = [record.message for record in caplog.records]
+    assert words.startswith("mqtt:z/air: t: expected numbers, found ")
+    with pytest.raises(SampleError, match="t: expected numbers, found"):
+        Payload(("t", "h")).read(f'{{"t": {text}, "h": null}}'.encode())
 
 
 def test_a_message_without_one_of_the_fields_still_gives_the_others() -> None:
@@ -161,6 +226,33 @@ def test_a_message_about_something_else_is_no_error() -> None:
     assert read(b'{"contact": "perhaps"}') == ["contact: expected numbers, found '\"perhaps\"'"]
     # Not one of many in a row: it may have another name now.
     assert read(*[b'{"battery": 3}'] * EMPTY) == [words] * 3
+
+
+@pytest.mark.parametrize(
+    ("gap_s", "other", "refused"),
+    [(60, b'{"power": 3}', 1), (60, b'{"tC": null}', 4), (0.001, b'{"power": 3}', 4)],
+)
+def test_what_a_message_is_about_decides_whether_it_is_an_error(
+    gap_s: float, other: bytes, refused: int, tmp_path: Path
+) -> None:
+    """A Shelly that sent its power each second took its temperature for missing.
+
+    It is where none has come yet, where it is null, and once it is silent for longer than usual.
+    """
+    feeds = Feeds()
+    spec = parse_source(f"mqtt:z/shelly?field=tC&gap_s={gap_s}", tmp_path)
+    signal = Signal(spec, TopicMessages(feeds, "z/shelly", Payload(("tC",))), None)
+
+    def read(*messages: bytes) -> None:
+        for message in messages:
+            feeds.take(ReceivedMessage("z/shelly", message, False, None, None, lambda: None, 0))
+        signal.read(0, lambda _at: True)
+
+    read(b'{"power": 3}', b'{"tC": 9.5}')
+    if gap_s < 1:
+        wait_until(signal.continuity.is_silent, "a gap")
+    read(*[other] * (EMPTY + 2))
+    assert (signal.continuity.counts.samples, signal.continuity.counts.refused) == (1, refused)
 
 
 @pytest.mark.parametrize(
