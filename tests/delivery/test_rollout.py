@@ -733,6 +733,22 @@ def test_who_joins_a_group_later_keeps_later_settings_that_are_live(
     assert (held["rate"], held["threshold"]) == (10, 0.3)
 
 
+def test_settings_of_a_clock_ahead_do_not_hold_later_ones_off(fleet: Fleet) -> None:
+    """Finished, they still kept the group's same keys from being changed until that time came."""
+    box = fleet.box("edge-01")
+    assert configure(fleet, fleet.key, rate=10).returncode == 0
+    plan = fleet.last_plan()
+    ahead = replace(plan, created=iso(time.time_ns() + 2 * 86_400 * 10**9))
+    sealed = seal(ahead, load_private(fleet.key))
+    fleet.listener.publish(f"edge/@rollout/{plan.id}", sealed, retain=True)
+    wanted = {"id": plan.id, "state": "live", "created": ahead.created}
+    wait_until(partial(has_said, fleet.listener, box.topic("rollout"), wanted), str(wanted))
+    assert fleet.roll("finish", plan.id).returncode == 0
+    done = configure(fleet, fleet.key, rate=12, threshold=0.2)
+    assert (done.returncode, "without what" in done.stdout) == (0, False), done.stdout + done.stderr
+    assert fleet.listener.on(box.topic("config"))[-1]["pipelines"]["door"]["rate"] == 12
+
+
 def test_settings_are_not_through_where_a_device_is_lost_amid_their_probation(
     fleet: Fleet,
 ) -> None:

@@ -78,7 +78,8 @@ class FollowedFile:
         """Create the object without touching the file."""
         self._file = StateFile(path, "roll-outs that were seen")
         self.held: dict[str, tuple[str, dict[str, Any]]] = {}
-        """By id of settings: when they were requested, and `keys_of` what they have set here."""
+        """By id of settings: when they were requested, at the latest when they were taken over, and
+        `keys_of` what they have set here."""
 
     def read(self) -> dict[str, Followed]:
         """Return the roll-outs by id."""

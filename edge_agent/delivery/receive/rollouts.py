@@ -18,7 +18,7 @@ from typing import Any
 from ...core.errors import AgentError, MalformedError, ModelError, NotNowError, RequestError
 from ...core.names import is_name, version_key
 from ...mqtt.connection import ReceivedMessage
-from ...mqtt.payloads import SCHEMA
+from ...mqtt.payloads import SCHEMA, iso
 from ...mqtt.requests import Later
 from ..plan import ENDED, Plan, left_by, read
 from .admission import DeviceIdentity
@@ -135,9 +135,9 @@ class Rollouts:
                 return
             known = self._begin(name, plan, mine)
         self._plans[name] = plan
-        if known.state == "live":
+        if known.state == "live" and name not in self._file.held:
             # An earlier run may not have noted it.
-            self._file.hold(name, known.created, plan.settings or {})
+            self._hold(name, known, plan.settings or {})
         with self._lock:
             known.serial, known.aborted = plan.serial, plan.state == "aborted"
             self._save()
@@ -378,7 +378,7 @@ class Rollouts:
             known = self._known[name]
             try:
                 doubts = (known.why or "", *later.result().get("warnings", ()))
-                self._file.hold(name, known.created, settings)
+                self._hold(name, known, settings)
                 self._set(name, known, "live", "; ".join(filter(None, doubts)) or None)
             except NotNowError:
                 self._count_try(known, -1)
@@ -386,6 +386,13 @@ class Rollouts:
             except AgentError as problem:
                 back = isinstance(problem, RequestError)
                 self._set(name, known, "rolled-back" if back else "rejected", str(problem))
+
+    def _hold(self, name: str, known: Followed, settings: Mapping[str, Any]) -> None:
+        created = known.created
+        if self._identity.credible() and not self._identity.may_be_behind():
+            # Of a clock ahead: later settings would be taken for older ones until that time.
+            created = min(created, iso(time.time_ns()))
+        self._file.hold(name, created, settings)
 
     def heard(self, transfer: str, says: Mapping[str, Any]) -> None:
         """Record the progress of a transfer; called by any thread.
