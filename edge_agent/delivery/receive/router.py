@@ -134,10 +134,11 @@ class Router:
             )
 
     def suspend(self, transfer: str) -> None:
-        """Stop drawing a package for now; received blocks stay."""
+        """Stop drawing a package for now; received blocks stay, and one that has come whole."""
         self._drawing.end(transfer)
         self._promised.pop(transfer, None)
-        self._forget_waiting(transfer)
+        if self._waiting.get(transfer, (None, None))[1] is None:
+            self._forget_waiting(transfer)
         self._blocks.suspend(transfer)
 
     def abort(self, transfer: str) -> None:
