@@ -91,7 +91,9 @@ class EventCommands:
         pipeline = find_pipeline(self._runner, request.pipeline)
         if dispatcher is None or not dispatcher.reset(pipeline.name):
             raise RequestError(f"pipeline: {pipeline.name} has no lines")
-        return {"topic": self._runner.topics.count(pipeline.name)}
+        doubts = [f"reset for now, but not kept: {why}" for why in dispatcher.unsaved()]
+        done = {"topic": self._runner.topics.count(pipeline.name)}
+        return {**done, "warnings": doubts} if doubts else done
 
     def picture(self, request: Picture) -> Mapping[str, Any]:
         """Publish a picture again; return its topic."""

@@ -207,7 +207,9 @@ class EventDispatcher:
             self._queue.put(Queued(each, said, entry, now))
 
     def reset(self, pipeline: str) -> bool:
-        """Reset the line counts of a pipeline, durably; return False if it has none.
+        """Reset the line counts of a pipeline; return False if it has none.
+
+        It is durable unless `unsaved` says why not.
 
         Raises:
             RequestError: the stored ones cannot be read, and would be back at the next start.
@@ -218,6 +220,10 @@ class EventDispatcher:
             return False
         self._journal.add([], {pipeline: self._totals.of(pipeline).content()})
         return True
+
+    def unsaved(self) -> list[str]:
+        """Return why the latest events and totals may not be on the disk; empty: they are."""
+        return self._journal.unsaved()
 
     # The thread
 

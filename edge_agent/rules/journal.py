@@ -228,6 +228,12 @@ class Journal:
                 log.warning("%s", self._not_written(problem))
         self._on_disk = number
 
+    def unsaved(self) -> list[str]:
+        """Return why what was added last may not be on the disk; empty: it is."""
+        if self._file.unread is not None:
+            return [self._file.unread]
+        return [] if self._failure is None else [self._not_written(self._failure)]
+
     def problems(self) -> list[str]:
         """Return why events are not durable at once, as texts for health."""
         if self._failure is None or self._failure.errno == errno.ENOSPC:  # health says that

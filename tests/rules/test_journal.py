@@ -274,6 +274,7 @@ def test_totals_that_were_reset_stay_so_over_a_kill(tmp_path: Path) -> None:
     dispatcher.engines.totals.of("p").add("gate", "in", "a")
     dispatcher.engines.totals.save()
     assert dispatcher.reset("p")
+    assert dispatcher.unsaved() == []
     again = dispatcher_without_broker(tmp_path, pipelines=(settings,))
     assert again.engines.totals.of("p").of(["gate"])["lines"] == {"gate": {"in": {}, "out": {}}}
 
@@ -285,6 +286,7 @@ def test_what_is_not_durable_at_once_is_in_health(tmp_path: Path) -> None:
     journal.add([(begun(), 1)])
     (why,) = journal.problems()
     assert why.startswith(f"events: {tmp_path}/events.log: cannot be written: is a folder")
+    assert [f"events: {each}" for each in journal.unsaved()] == [why]
     (tmp_path / "events.log").rmdir()
     journal.add([(begun(event="s-2"), 1)])
     assert journal.problems() == []
