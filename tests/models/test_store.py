@@ -17,7 +17,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from edge_agent.core.errors import ModelError, UsageError
+from edge_agent.core.errors import AgentError, ModelError, UsageError
 from edge_agent.core.files import drop_lock, take_lock
 from edge_agent.core.names import version_key
 from edge_agent.inference.prepared.compile import collect
@@ -812,6 +812,19 @@ def test_one_agent_on_a_store(store: Store) -> None:
     assert not store.has_agent()
     with hold_agent_lock(store.root):
         pass
+
+
+def test_a_lock_that_cannot_be_opened_for_now_is_no_wrong_setting(store: Store) -> None:
+    """Exit 2 kept systemd from starting the agent again, though the disk was back soon."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))  # nothing can be opened
+    try:
+        with pytest.raises(AgentError) as caught, hold_agent_lock(store.root):
+            pytest.fail("it could not be locked")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert str(caught.value) == f"state_dir: {store.root}: Too many open files"
+    assert not isinstance(caught.value, UsageError)
 
 
 def test_writers_do_not_lose_each_others_changes(store: Store) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from ...core.errors import UsageError
+from ...core.errors import AgentError, UsageError
 from ...core.files import copy_owner, drop_lock, take_lock
 from ...core.owners import foreign
 
@@ -19,6 +20,7 @@ def hold_agent_lock(state: Path) -> Iterator[None]:
     Raises:
         UsageError: another agent holds it; or what is live cannot be known, as the models in it are
             another user's.
+        AgentError: the disk fails, which may pass: systemd starts the service again at once.
     """
     try:
         # Under the store's lock, so that a process that only tests it is not mistaken for an agent.
@@ -34,7 +36,9 @@ def hold_agent_lock(state: Path) -> Iterator[None]:
         ) from None
     except OSError as problem:
         words = [f"state_dir: {state}", problem.strerror or str(problem), foreign(state)]
-        raise UsageError(": ".join(filter(None, words))) from None
+        closed = isinstance(problem, PermissionError) or problem.errno == errno.EROFS
+        kind = UsageError if closed else AgentError
+        raise kind(": ".join(filter(None, words))) from None
     try:
         # Only the agent writes these files, so no other process is writing one now.
         with suppress(OSError):  # of a disk that has become read-only
