@@ -191,7 +191,9 @@ class Evidence:
         """Log the first of a series of failures."""
         why = problem.strerror or problem
         text = f"{self.folder}: cannot be {what}: {why}; pictures are not kept"
-        self._problem = None if problem.errno == errno.ENOSPC else text  # that health says itself
+        # A disk that is full is in health itself; but one may be full of what nobody counts.
+        told = problem.errno == errno.ENOSPC and disk_problems(self.folder)
+        self._problem = None if told else text
         if self._failing.begins(True):
             log.warning("%s", text)
 

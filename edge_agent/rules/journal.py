@@ -21,6 +21,7 @@ import math
 import os
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -41,6 +42,9 @@ MOST = 1000
 """Most published events that are kept."""
 MOST_BYTES = 1 << 20
 """Most bytes appended before the state is rewritten."""
+SLOW_SECONDS = 0.5
+"""A disk that takes so long for each of the latest lines is slow, as a worn card is."""
+SLOW_LINES = 5
 
 _STATES = frozenset({"once", "begin", "update", "end"})
 
@@ -120,6 +124,10 @@ class Journal:
         self._bytes = 0
         self._failure: OSError | None = None
         """Why the latest append failed."""
+        self._took = deque[float](maxlen=SLOW_LINES)
+        """Seconds that the latest appends took."""
+        self._tried = 0.0
+        """When the latest of them ended, monotonic seconds."""
 
     def left(self, credible: Callable[[int], bool]) -> tuple[list[Payload], list[Payload]]:
         """Return the messages left by a killed agent: unpublished ones, and ends of ongoing events.
@@ -215,9 +223,12 @@ class Journal:
             lines, self._waiting = self._waiting, []
             number = self._latest
         data = "".join(f"{line}\n" for line in lines).encode()
+        begun = time.monotonic()
         try:
             if self._file.unread is None:  # else nothing that is over could be removed from it
                 append_lines(self._appended, data, MODE)
+                self._tried = time.monotonic()
+                self._took.append(self._tried - begun)
                 self._bytes += len(data)
             self._failure = None
         except OSError as problem:
@@ -235,7 +246,12 @@ class Journal:
         return [] if self._failure is None else [self._not_written(self._failure)]
 
     def problems(self) -> list[str]:
-        """Return why events are not durable at once, as texts for health."""
+        """Return why events are not durable, or not at once, as texts for health."""
+        took = list(self._took)
+        recent = time.monotonic() - self._tried < 6 * ALIVE_SECONDS
+        if recent and len(took) == SLOW_LINES and min(took) > SLOW_SECONDS:
+            slow = f"the disk takes {sum(took) / SLOW_LINES:.1f} s to write one to {self._appended}"
+            return [f"events: {slow}, and frames with events wait for it; it is worn or busy"]
         if self._failure is None or self._failure.errno == errno.ENOSPC:  # health says that
             return []
         return [f"events: {self._not_written(self._failure)}"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -293,6 +294,21 @@ def test_what_is_not_durable_at_once_is_in_health(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can leave files to somebody else")
+def test_a_disk_on_which_every_event_waits_is_in_health(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worn card takes seconds for each: only "use fewer rules" was said."""
+    journal = Journal(tmp_path / "events.json", "box")
+    for number in range(6):
+        journal.add([(begun(event=f"session-{number}"), 1)])
+    assert journal.problems() == []
+    monkeypatch.setattr("edge_agent.rules.journal.SLOW_SECONDS", 0.0)
+    [problem] = journal.problems()
+    assert re.fullmatch(
+        r"events: the disk takes [\d.]+ s to write one to .+events\.log, .+", problem
+    )
+
+
 def test_a_run_as_root_leaves_files_to_the_owner_of_the_state_folder(tmp_path: Path) -> None:
     """The service could append no event later, and keep no picture, with health well."""
     state = tmp_path / "state"
