@@ -41,7 +41,9 @@ def forget(settings: Settings, device: str, known: Collection[str] = ()) -> tupl
             found = {t for t in fleet.topics.get(device, ()) if not t.startswith(f"{own}in/")}
             found |= {t for t, says in fleet.discovery.items() if _is_of(says, topics.status)}
             found |= set(known)
-        client.wait_published([client.publish(t, b"", retain=True) for t in sorted(found)])
+        # Discovery first: Home Assistant reads the others as states of its entities.
+        ordered = sorted(found, key=lambda topic: (topic.startswith(own), topic))
+        client.wait_published([client.publish(topic, b"", retain=True) for topic in ordered])
     return len(found), fleet.online(device), incomplete(fleet) if fleet.gap else ""
 
 
