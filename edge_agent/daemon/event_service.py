@@ -78,6 +78,7 @@ class EventService:
                     lambda: runner.settings,
                     runner.identity.credible,
                     lambda rule, at: holds(rule, at, runner.common.mode.current),
+                    waiting=runner.board.waiting_for_disk,
                 )
                 self.dispatcher.engines.silent_since = runner.silent_since
                 self.dispatcher.asking.local = self._local

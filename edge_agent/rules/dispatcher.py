@@ -13,7 +13,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -29,7 +29,7 @@ from .asking import Asking
 from .engines import CombinedRules, RuleEngines
 from .event import Event, Holds, always, payload
 from .evidence import Clips, Crowd, Evidence
-from .journal import Entry, Journal, Payload
+from .journal import Entry, Journal, Payload, Waiting
 from .rendering import render
 from .totals import TotalsFile
 
@@ -126,11 +126,13 @@ class EventDispatcher:
         settings: Callable[[], Settings],
         credible: Callable[[int], bool],
         holds: Holds = always,
+        *,
+        waiting: Waiting = nullcontext,
     ) -> None:
         """Read the state left by the last run.
 
         *settings* returns the current settings; *credible* returns whether a time, nanoseconds
-        since 1970, may be right.
+        since 1970, may be right. *waiting*: see `journal.Disk`.
         """
         self.actions = Actions(
             client.publish,
@@ -143,7 +145,7 @@ class EventDispatcher:
         state = settings().state
         self.clips = Clips(Evidence(state / "evidence"), settings)
         self.clips.follow_settings()  # before their sources are opened
-        self._journal = Journal(state / "events.json", topics.device)
+        self._journal = Journal(state / "events.json", topics.device, waiting)
         self._totals = TotalsFile(state / "counts.json", self._journal.totals, credible)
         self.engines = RuleEngines(
             self._totals,

@@ -23,6 +23,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -45,10 +46,14 @@ MOST_BYTES = 1 << 20
 SLOW_SECONDS = 0.5
 """A disk that takes so long for each of the latest lines is slow, as a worn card is."""
 SLOW_LINES = 5
+STUCK_SECONDS = 5.0
+"""One that has not written a line for so long may not answer at all."""
+RECENT_SECONDS = 60.0
 
 _STATES = frozenset({"once", "begin", "update", "end"})
 
 Payload = dict[str, Any]
+Waiting = Callable[[], AbstractContextManager[None]]
 Totals = Mapping[str, Mapping[str, Any]]
 """Results of `totals.LineTotals.content` by pipeline."""
 Due = Mapping[str, list[dict[str, Any]]]
@@ -96,13 +101,47 @@ class _Left:
         }
 
 
+class Disk:
+    """How long the disk takes for each write, and why the latest failed."""
+
+    def __init__(self, waiting: Waiting) -> None:
+        """Set up; *waiting* makes the context in which a thread waits, so that others work."""
+        self.waiting = waiting
+        self.failure: OSError | None = None
+        """Why the latest write failed."""
+        self._took = deque[float](maxlen=SLOW_LINES)
+        """Seconds that the latest writes took."""
+        self._begun: float | None = None
+        """When the present write began, monotonic seconds; None: there is none."""
+        self._ended = 0.0
+
+    @contextmanager
+    def timed(self) -> Iterator[None]:
+        """Measure a write; by one thread at a time."""
+        begun = self._begun = time.monotonic()
+        try:
+            yield
+        finally:
+            self._begun, self._ended = None, time.monotonic()
+            self._took.append(self._ended - begun)
+
+    def slow(self) -> float | None:
+        """Return the seconds that the disk takes for the latest writes; None: it is not slow."""
+        now, begun, took = time.monotonic(), self._begun, list(self._took)
+        if begun is not None and now - begun > STUCK_SECONDS:
+            return now - begun
+        recent = now - self._ended < RECENT_SECONDS
+        slow = recent and len(took) == SLOW_LINES and min(took) > SLOW_SECONDS
+        return sum(took) / SLOW_LINES if slow else None
+
+
 class Journal:
     """Undelivered and ongoing events, stored in files. Any thread may call it."""
 
-    def __init__(self, path: Path, device: str) -> None:
+    def __init__(self, path: Path, device: str, waiting: Waiting = nullcontext) -> None:
         """Read the state of the last run; its newest part is in *path* with the suffix ".log".
 
-        *device*: the identifier of this device.
+        *device*: the identifier of this device. *waiting*: see `Disk`.
         """
         self._file, self._left = _open(path)
         self._appended = _log_of(self._file.path)
@@ -122,12 +161,7 @@ class Journal:
         self._writing = threading.Lock()
         """Held by the thread that writes for itself and for others."""
         self._bytes = 0
-        self._failure: OSError | None = None
-        """Why the latest append failed."""
-        self._took = deque[float](maxlen=SLOW_LINES)
-        """Seconds that the latest appends took."""
-        self._tried = 0.0
-        """When the latest of them ended, monotonic seconds."""
+        self._disk = Disk(waiting)
 
     def left(self, credible: Callable[[int], bool]) -> tuple[list[Payload], list[Payload]]:
         """Return the messages left by a killed agent: unpublished ones, and ends of ongoing events.
@@ -190,7 +224,7 @@ class Journal:
                 "due": due or {},
             }
             self._waiting.append(json.dumps(entry))
-        with self._writing:
+        with self._disk.waiting(), self._writing:
             if self._on_disk < number:
                 self._append()
         return entries
@@ -223,18 +257,17 @@ class Journal:
             lines, self._waiting = self._waiting, []
             number = self._latest
         data = "".join(f"{line}\n" for line in lines).encode()
-        begun = time.monotonic()
+        disk = self._disk
         try:
             if self._file.unread is None:  # else nothing that is over could be removed from it
-                append_lines(self._appended, data, MODE)
-                self._tried = time.monotonic()
-                self._took.append(self._tried - begun)
+                with disk.timed():
+                    append_lines(self._appended, data, MODE)
                 self._bytes += len(data)
-            self._failure = None
+            disk.failure = None
         except OSError as problem:
             # Kept in memory, and written as soon as there is space again.
             self._outdated = True
-            begins, self._failure = self._failure is None, problem.with_traceback(None)
+            begins, disk.failure = disk.failure is None, problem.with_traceback(None)
             if begins:
                 log.warning("%s", self._not_written(problem))
         self._on_disk = number
@@ -247,14 +280,13 @@ class Journal:
 
     def problems(self) -> list[str]:
         """Return why events are not durable, or not at once, as texts for health."""
-        took = list(self._took)
-        recent = time.monotonic() - self._tried < 6 * ALIVE_SECONDS
-        if recent and len(took) == SLOW_LINES and min(took) > SLOW_SECONDS:
-            slow = f"the disk takes {sum(took) / SLOW_LINES:.1f} s to write one to {self._appended}"
-            return [f"events: {slow}, and frames with events wait for it; it is worn or busy"]
-        if self._failure is None or self._failure.errno == errno.ENOSPC:  # health says that
+        failure = self._disk.failure
+        if (slow := self._disk.slow()) is not None:
+            why = f"the disk takes {slow:.1f} s to write one to {self._appended}"
+            return [f"events: {why}, and results with events wait for it; it is worn or busy"]
+        if failure is None or failure.errno == errno.ENOSPC:  # health says that
             return []
-        return [f"events: {self._not_written(self._failure)}"]
+        return [f"events: {self._not_written(failure)}"]
 
     def _not_written(self, problem: OSError) -> str:
         why = problem.strerror or problem

@@ -144,6 +144,39 @@ def settle(bench: Bench, queue: FrameQueue[Served], said: list[Any]) -> None:
     said.append("settled")
 
 
+def test_a_lane_that_waits_for_the_disk_holds_up_no_other_pipeline() -> None:
+    """Each event waits for a worn card: a camera without rules fell from 5 frames a second to 0."""
+    board: Board[Served] = Board(lanes=1)
+    bench = Bench()
+    bench.board = board
+    slow, other = bench.queue("slow"), bench.queue("other")
+    waits, written, done = threading.Event(), threading.Event(), threading.Semaphore(0)
+
+    def write() -> None:
+        with board.waiting_for_disk():
+            waits.set()
+            assert written.wait(PATIENCE)
+
+    def lane() -> None:
+        while (job := board.take()) is not None:
+            board.finish(job, write if job.queue is slow else done.release)
+
+    lanes: list[threading.Thread] = []
+    board.lanes.add = lambda: lanes.append(in_thread(lane))
+    board.lanes.add()
+    bench.put(slow)
+    assert waits.wait(PATIENCE)
+    for _ in range(3):
+        bench.put(other)
+        assert done.acquire(timeout=PATIENCE)
+    assert len(lanes) == 2
+    written.set()
+    board.close()
+    for thread in lanes:
+        thread.join(PATIENCE)
+        assert not thread.is_alive()
+
+
 def test_the_newest_wins(bench: Bench) -> None:
     """A live queue keeps its latest capture; those before are counted as superseded."""
     queue = bench.queue()

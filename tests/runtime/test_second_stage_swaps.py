@@ -181,7 +181,7 @@ def test_a_lane_that_waits_for_a_second_stage_hears_that_it_cannot_be_loaded(
     street.put()
     lane = threading.Thread(target=lambda: infer(street.board, street.take()), daemon=True)
     lane.start()
-    wait_until(lambda: street.board._idle == 1, "a waiting lane")
+    wait_until(lambda: street.board.lanes.spare == 1, "a waiting lane")
     street.active.load(street.color)
     lane.join(PATIENCE)
     assert street.colors.by == [None]

@@ -8,24 +8,14 @@ from ...inference.model import Model
 from ..scheduler.board import Board, Job
 
 
-class Lane:
-    """The work of one lane until the board is closed."""
-
-    def __init__(self, board: Board[Model]) -> None:
-        self._board = board
-        self.busy_since: float | None = None
-        """When the present frames began, monotonic seconds; None: idle. For the watchdog."""
-
-    def run(self) -> None:
-        """Infer frames in turn until closed."""
-        while (job := self._board.take()) is not None:
-            self.busy_since = time.monotonic()
-            infer(self._board, job)
-            took = time.monotonic() - self.busy_since
-            self.busy_since = None
-            if not self._board.settled.is_set():
-                # Models are still being loaded at the start: they get half of the time.
-                self._board.settled.wait(took)
+def run(board: Board[Model]) -> None:
+    """Infer frames in turn until the board is closed: the work of one lane."""
+    while (job := board.take()) is not None:
+        begun = time.monotonic()
+        infer(board, job)
+        if not board.settled.is_set():
+            # Models are still being loaded at the start: they get half of the time.
+            board.settled.wait(time.monotonic() - begun)
 
 
 def infer(board: Board[Model], job: Job[Model]) -> None:

@@ -35,8 +35,8 @@ from ...serving.active import ActiveModels, Serving
 from ...sources.source import SourceContext
 from ...sources.spec import SourceSpec, parse_source
 from ..scheduler.board import Board
+from . import lane
 from .device_mode import DeviceMode
-from .lane import Lane
 from .learned import LearnedValues
 from .mqtt_sink import MqttSink
 from .pipeline import Pipeline
@@ -50,6 +50,9 @@ if TYPE_CHECKING:
     from ..scheduler.requests import RequestQueue
 
 log = logging.getLogger(__name__)
+
+MOST_LANES = 16
+"""Most further lanes that run while others wait for the disk."""
 
 
 class Runner:  # noqa: PLR0904 - what commands, reload and health ask of pipelines
@@ -107,7 +110,8 @@ class Runner:  # noqa: PLR0904 - what commands, reload and health ask of pipelin
         )
         self.overrides = overrides or Overrides(settings.state / FILE)
         self.pipelines: dict[str, Pipeline] = {}
-        self._lanes = [Lane(board) for _ in range(lanes)]
+        board.lanes.add = self._add_lane
+        self._lanes_added = 0
         self.arranging = threading.Lock()
         """Held while pipelines are added or removed, and while unused models are dropped."""
         self._accepted: list[tuple[RequestQueue[Model], list[Serving]]] = []
@@ -170,8 +174,8 @@ class Runner:  # noqa: PLR0904 - what commands, reload and health ask of pipelin
             if urgent is not None and all(each.reference != urgent for each in pipeline.servings)
         ]
         self._start([each for each in self.pipelines.values() if each not in self._waiting])
-        for number, lane in enumerate(self._lanes):
-            self.threads.spawn(f"lane-{number}", partial(self._run_lane, lane, first=number == 0))
+        for number in range(self.board.lanes.most):
+            self.threads.spawn(f"lane-{number}", partial(self._run_lane, first=number == 0))
 
     @property
     def reads_recording(self) -> bool:
@@ -190,11 +194,18 @@ class Runner:  # noqa: PLR0904 - what commands, reload and health ask of pipelin
                 return
             pipeline.start(self.threads)
 
-    def _run_lane(self, lane: Lane, *, first: bool) -> None:
+    def _run_lane(self, *, first: bool) -> None:
         if not first:
             # Two frames at a time would delay the very first result.
             self.board.settled.wait()
-        lane.run()
+        lane.run(self.board)
+
+    def _add_lane(self) -> None:
+        """Start a lane in the place of one that waits for the disk, as each pipeline may."""
+        if self._lanes_added < min(MOST_LANES, len(self.pipelines)) and not self.stopping():
+            self._lanes_added += 1
+            name = f"lane-{self.board.lanes.most + self._lanes_added - 1}"
+            self.threads.spawn(name, partial(lane.run, self.board), patient=True)
 
     def halt(self) -> None:
         """Stop capturing."""
@@ -218,8 +229,7 @@ class Runner:  # noqa: PLR0904 - what commands, reload and health ask of pipelin
     def lanes_are_alive(self, limit: float) -> bool:
         """Whether no lane has been inside an engine for more than *limit* seconds."""
         now = time.monotonic()
-        busy = (lane.busy_since for lane in self._lanes)
-        return all(since is None or now - since < limit for since in busy)
+        return all(now - since < limit for since in list(self.board.lanes.running.values()))
 
     # Pipelines
 

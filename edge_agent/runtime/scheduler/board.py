@@ -17,6 +17,7 @@ from typing import Generic
 from ...core.types import Sample
 from . import read_ahead
 from .fair_share import FairShare
+from .lanes import Lanes
 from .queue import REASONS, Account, FrameQueue, Job, M, Reason
 
 __all__ = ["REASONS", "Account", "Board", "FrameQueue", "Job"]
@@ -65,11 +66,10 @@ class Board(Generic[M]):
         """Models for which a lane collects frames: no other lane takes these."""
         self._untried: list[M] = []
         """Models whose first frame is in a lane: if it never ends, it blocks no other lane."""
+        self.lanes = Lanes(lanes)
         self._ahead = lanes * read_ahead.AHEAD
         self._waiting = 0
         """Number of recordings waiting for a grant."""
-        self._idle = 0
-        """Number of idle lanes."""
         self._closed = False
 
     # Capture side
@@ -155,7 +155,7 @@ class Board(Generic[M]):
     def _grant(self) -> None:
         """Grant captures to waiting recordings, as far as `read_ahead` allows."""
         if self._waiting:
-            for queue in read_ahead.grant(self._queues, self._ahead, idle=self._idle > 0):
+            for queue in read_ahead.grant(self._queues, self._ahead, idle=self.lanes.idle):
                 self._waiting -= 1
                 queue.notify()
 
@@ -170,16 +170,39 @@ class Board(Generic[M]):
 
     def take(self) -> Job[M] | None:
         """Wait for a capture, and take the next one in turn; None once closed."""
+        lanes, lane = self.lanes, threading.get_ident()
         with self._lock:
+            lanes.running.pop(lane, None)
             while not self._closed:
-                job = self._next()
+                job = self._next() if lanes.free else None
                 if job is not None:
+                    lanes.running[lane] = self._clock()
                     return job
-                self._idle += 1
+                lanes.spare += 1
                 self._grant()
                 self._work.wait(PATIENCE if self._grant_due() else None)
-                self._idle -= 1
+                lanes.spare -= 1
             return None
+
+    @contextmanager
+    def waiting_for_disk(self) -> Iterator[None]:
+        """Have another lane run while this one, if the thread is one, waits for the disk.
+
+        On a worn card that may take seconds, for which the frames of all pipelines would wait.
+        """
+        lanes, lane = self.lanes, threading.get_ident()
+        with self._lock:
+            runs = lanes.running.pop(lane, None) is not None
+            lacks = runs and lanes.spare == 0
+            self._work.notify()
+        if lacks:
+            lanes.add()
+        try:
+            yield
+        finally:
+            if runs:
+                with self._lock:
+                    lanes.running[lane] = self._clock()
 
     def gather(self, job: Job[M]) -> list[Job[M]]:
         """Add further frames for the same model from any pipeline; return all of them.
@@ -213,7 +236,7 @@ class Board(Generic[M]):
         more = False
         for queue in self._queues:
             chosen = queue.route.choose()
-            if queue.frames and chosen is not None and chosen is not model and not self._idle:
+            if queue.frames and chosen is not None and chosen is not model and not self.lanes.idle:
                 return False
             more = more or (chosen is model and id(queue) not in served)
         return more

@@ -1,0 +1,28 @@
+"""Which lanes work on frames, at most so many at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+
+class Lanes:
+    """The lanes of a board. For use with its lock held, where nothing else is said."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.running: dict[int, float] = {}
+        """By thread, since when it has worked on its frames; any thread may read it."""
+        self.spare = 0
+        """Number of lanes that wait for work, or until fewer others run."""
+        self.add: Callable[[], object] = lambda: None
+        """Starts another lane, where one waits for the disk and none is spare; without the lock."""
+
+    @property
+    def free(self) -> bool:
+        """Whether a further lane may run."""
+        return len(self.running) < self.most
+
+    @property
+    def idle(self) -> bool:
+        """Whether a lane waits for work."""
+        return self.spare > 0 and self.free
