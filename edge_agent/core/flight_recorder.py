@@ -100,7 +100,8 @@ class Page:
         """
         self._page = mmap.mmap(file, PAGE)
         self._view = memoryview(self._page)
-        self._draft = os.memfd_create("flight", os.MFD_CLOEXEC)
+        # Some builds of Python lack it (astral-sh/uv#15081).
+        self._draft = os.memfd_create("flight") if hasattr(os, "memfd_create") else -1
         self._lock = threading.Lock()
 
     def write(self, at: int, data: bytes) -> None:
@@ -108,8 +109,11 @@ class Page:
         # ValueError: it is closed, and the run ends normally.
         with self._lock, contextlib.suppress(OSError, ValueError):
             place = self._view[at : at + len(data)]
-            os.pwrite(self._draft, data, at)
-            os.preadv(self._draft, [place], at)
+            if self._draft < 0:
+                place[:] = data
+            else:
+                os.pwrite(self._draft, data, at)
+                os.preadv(self._draft, [place], at)
 
     def write_text(self, at: int, text: str, width: int) -> None:
         """Write a text of at most *width* bytes with the zero byte that ends it."""
@@ -120,7 +124,8 @@ class Page:
         with self._lock:
             self._view.release()
             self._page.close()
-            os.close(self._draft)
+            if self._draft >= 0:
+                os.close(self._draft)
 
 
 class Recorder:

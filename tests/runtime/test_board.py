@@ -159,7 +159,8 @@ def test_a_lane_that_waits_for_the_disk_holds_up_no_other_pipeline() -> None:
 
     def lane() -> None:
         while (job := board.take()) is not None:
-            board.finish(job, write if job.queue is slow else done.release)
+            first = job.queue is slow and not waits.is_set()
+            board.finish(job, write if first else done.release)
 
     lanes: list[threading.Thread] = []
     board.lanes.add = lambda: lanes.append(in_thread(lane))
@@ -170,7 +171,14 @@ def test_a_lane_that_waits_for_the_disk_holds_up_no_other_pipeline() -> None:
         bench.put(other)
         assert done.acquire(timeout=PATIENCE)
     assert len(lanes) == 2
+    for _ in range(3):
+        bench.put(slow)  # would hold its picture until the disk has written
+    bench.put(other)
+    assert done.acquire(timeout=PATIENCE)
+    assert bench.account("slow").dropped["superseded"] == 2
+    assert bench.account("slow").waiting == 1
     written.set()
+    assert done.acquire(timeout=PATIENCE), "the newest"
     board.close()
     for thread in lanes:
         thread.join(PATIENCE)
@@ -312,6 +320,7 @@ def test_what_is_older_than_the_deadline_is_dropped(bench: Bench) -> None:
 def test_a_frame_that_hangs_leaves_a_lane_to_the_others(bench: Bench) -> None:
     """A second frame of the same pipeline went into the other lane, and hung there as well."""
     bench.now = 0.0
+    bench.board.lanes.most = 3  # each thread below is a lane that takes one frame
     hangs, other = bench.queue(room=4, lossless=True), bench.queue("other")
     bench.put(hangs)
     bench.put(hangs)

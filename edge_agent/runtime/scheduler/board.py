@@ -194,6 +194,9 @@ class Board(Generic[M]):
         with self._lock:
             runs = lanes.running.pop(lane, None) is not None
             lacks = runs and lanes.spare == 0
+            results = lanes.delivers.get(lane) if runs else None
+            if results is not None:
+                results.waits = True
             self._work.notify()
         if lacks:
             lanes.add()
@@ -203,6 +206,9 @@ class Board(Generic[M]):
             if runs:
                 with self._lock:
                     lanes.running[lane] = self._clock()
+                    if results is not None:
+                        results.waits = False
+                        self._work.notify()
 
     def gather(self, job: Job[M]) -> list[Job[M]]:
         """Add further frames for the same model from any pipeline; return all of them.
@@ -330,6 +336,7 @@ class Board(Generic[M]):
             if held and queue.frames:
                 self._work.notify()
             ready = queue.results.next()
+            self.lanes.delivers[threading.get_ident()] = queue.results
         while ready is not None:
             ready()
             with self._lock:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from .queue import ResultsInOrder
+
 
 class Lanes:
     """The lanes of a board. For use with its lock held, where nothing else is said."""
@@ -12,6 +14,8 @@ class Lanes:
         self.most = most
         self.running: dict[int, float] = {}
         """By thread, since when it has worked on its frames; any thread may read it."""
+        self.delivers: dict[int, ResultsInOrder] = {}
+        """By thread, the pipeline whose results it delivers."""
         self.spare = 0
         """Number of lanes that wait for work, or until fewer others run."""
         self.add: Callable[[], object] = lambda: None

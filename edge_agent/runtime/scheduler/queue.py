@@ -135,6 +135,8 @@ class ResultsInOrder:
         """Results waiting for an older one, by ticket."""
         self._delivering = False
         """Whether a lane is delivering results."""
+        self.waits = False
+        """Whether that lane waits for the disk."""
         self._closed = False
         self._anew = False
         """Whether a capture after a gap gives no result, so that the next one to be queued has to
@@ -184,8 +186,8 @@ class ResultsInOrder:
 
     @property
     def behind(self) -> bool:
-        """Whether too many results are undelivered to take another frame."""
-        return len(self._waiting) >= MOST_RESULTS
+        """Whether no further frame is taken, as its result, and its picture, would have to wait."""
+        return self.waits or len(self._waiting) >= MOST_RESULTS
 
     @property
     def complete(self) -> bool:
