@@ -107,8 +107,11 @@ class Page:
     def write(self, at: int, data: bytes) -> None:
         """Write bytes at an offset; what cannot be written is left out."""
         # ValueError: it is closed, and the run ends normally.
-        with self._lock, contextlib.suppress(OSError, ValueError):
-            place = self._view[at : at + len(data)]
+        with (
+            self._lock,
+            contextlib.suppress(OSError, ValueError),
+            self._view[at : at + len(data)] as place,
+        ):
             if self._draft < 0:
                 place[:] = data
             else:

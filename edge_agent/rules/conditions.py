@@ -185,8 +185,7 @@ class Conditions:
             if entry.column is not None and not outcome.tells(entry.rule.labels):
                 if entry.untold is None:
                     entry.untold = self._log.now
-                if self._log.now - entry.untold >= UNTOLD_SECONDS:
-                    entry.condition.interrupt()  # what has begun goes on
+                self._stand_still(entry)
                 continue
             entry.untold = None
             value, plain, facts = self._measure(entry, outcome, counts, results)
@@ -199,6 +198,12 @@ class Conditions:
             if entry.column is not None and counts is not None:
                 entry.shown = self._is_shown(entry, entry.column, outcome)
             self._tell(entry, change)
+
+    def _stand_still(self, entry: _Entry) -> bool:
+        """Whether the latest result does not tell of its labels; what has begun goes on then."""
+        if entry.untold is not None and self._log.now - entry.untold >= UNTOLD_SECONDS:
+            entry.condition.interrupt()
+        return entry.untold is not None
 
     def _is_shown(self, entry: _Entry, column: int, outcome: Outcome) -> bool:
         """Whether the rule is true without the objects that were not seen since its event is due.
@@ -236,7 +241,8 @@ class Conditions:
     def advance(self) -> None:
         """Advance the time without a result."""
         for entry in self._entries:
-            self._tell(entry, entry.condition.advance(self._log.now))
+            if not self._stand_still(entry):
+                self._tell(entry, entry.condition.advance(self._log.now))
 
     def begin_due(self) -> None:
         """Begin the events of what has now been true for long enough without a result.
@@ -244,6 +250,8 @@ class Conditions:
         Also where a cooldown, or time outside of the rule's hours or modes, has ended.
         """
         for entry in self._entries:
+            if self._stand_still(entry):
+                continue
             entry.condition.advance(self._log.now)
             if entry.condition.active and entry.event is None:
                 entry.event = self._log.begin(entry.rule, entry.facts)

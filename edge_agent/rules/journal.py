@@ -276,7 +276,8 @@ class Journal:
         """Return why what was added last may not be on the disk; empty: it is."""
         if self._file.unread is not None:
             return [self._file.unread]
-        return [] if self._failure is None else [self._not_written(self._failure)]
+        failure = self._disk.failure
+        return [] if failure is None else [self._not_written(failure)]
 
     def problems(self) -> list[str]:
         """Return why events are not durable, or not at once, as texts for health."""

@@ -143,6 +143,18 @@ def test_a_stage_that_fails_now_and_then_stops_no_rule(
     assert stage.told() == ([("r", "begin")] if begins else [])
 
 
+def test_nothing_begins_while_the_last_result_does_not_tell() -> None:
+    """Whoever comes to stand in the frame in which the stage fails: nothing moves after it."""
+    stage = Stage(rules=[rule("absent", labels=["red"], for_s=5.0)], rate=10)
+    there = detections([box(10, 10)])
+    for _ in range(5):
+        stage.give(there)
+    stage.give(there, told=(["a"],), lost=(["red"],))
+    for _ in range(60):
+        stage.still()
+    assert stage.told() == []
+
+
 def test_what_was_found_long_ago_is_not_there_because_its_stage_fails() -> None:
     """An object counts as what the last result that told has found in it, which may be nothing."""
     stage = Stage(zones=YARD, rules=[rule("enter", zone="yard", labels=["red"])], rate=10)
