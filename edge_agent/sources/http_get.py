@@ -53,7 +53,11 @@ def where(url: str) -> str:
     parts = urlsplit(url)
     if "@" in parts.path:
         return "there"  # a password with an unescaped "/": the parsed host is not one
-    return f"{parts.hostname} port {parts.port or PORTS[parts.scheme.lower()]}"
+    return f"{parts.hostname} port {_port(parts)}"
+
+
+def _port(parts: SplitResult) -> int:
+    return parts.port or PORTS[parts.scheme.lower()]
 
 
 def refusal(status: int, url: str) -> str:
@@ -109,7 +113,9 @@ def get(url: str, name: str) -> Answer:
             return answer
         answer.channel.close()
         user = urlsplit(url)
-        same = (parts.hostname, parts.port) == (user.hostname, user.port)
+        same = parts.hostname == user.hostname and (
+            parts.port == user.port or _port(parts) == _port(user)
+        )
         if answer.status == 401 and login is None and user.username is not None and same:
             login = _authorization(user, parts, answer.headers.get("www-authenticate", ""))
         elif answer.status in {301, 302, 303, 307, 308} and "location" in answer.headers:
@@ -123,6 +129,11 @@ def get(url: str, name: str) -> Answer:
                     f"{name}: {where(url)} redirects to {scheme[:20]}:, which is not followed from"
                     " http; look up the stream's own address in the camera's manual"
                 )
+        elif answer.status == 401 and user.username is not None and not same:
+            raise SourceError(
+                f"{name}: {where(url)} redirects to {where(address)}, which asks for a user; the "
+                "password is not sent to another address: give that one"
+            )
         else:
             raise SourceError(f"{name}: {refusal(answer.status, url)}")
     raise SourceError(f"{name}: {where(url)} redirects in a loop; check the path")
@@ -234,7 +245,7 @@ def _pieces(answer: Answer, closing: threading.Event, silence: float) -> Iterato
 
 def _ask(parts: SplitResult, login: str | None) -> Answer | None:
     """Send one request; None: the peer uses another protocol, or hangs up."""
-    host, port = parts.hostname or "", parts.port or PORTS[parts.scheme.lower()]
+    host, port = parts.hostname or "", _port(parts)
     at = f"[{host}]" if ":" in host else host
     lines = [f"GET {_path(parts)} HTTP/1.0", f"Host: {at}:{port}", "Accept: */*"]
     lines += [f"Authorization: {login}"] if login else []

@@ -645,6 +645,29 @@ def test_a_redirection_to_no_address_is_named(address: str, words: str, server: 
         opened(server.url)
 
 
+def test_a_login_that_another_address_asks_for_is_not_called_wrong(server: Server) -> None:
+    """Cameras redirect to another port; a password goes to the address that it was given for."""
+    other = Server()
+
+    def redirect(request: BaseHTTPRequestHandler) -> None:
+        request.send_response(302)
+        request.send_header("Location", other.url)
+        request.end_headers()
+
+    def refuse(request: BaseHTTPRequestHandler) -> None:
+        assert "Authorization" not in request.headers
+        request.send_response(401)
+        request.send_header("WWW-Authenticate", 'Basic realm="camera"')
+        request.end_headers()
+
+    server.answer = redirect  # type: ignore[method-assign]
+    other.answer = refuse  # type: ignore[method-assign]
+    port = other.url.rpartition(":")[2].partition("/")[0]
+    with pytest.raises(SourceError, match=rf"redirects to 127.0.0.1 port {port}, which asks for"):
+        opened(server.url.replace("://", "://user:secret@"))
+    other.close()
+
+
 def test_a_length_that_is_sent_twice_is_one(server: Server) -> None:
     """RFC 9110, 8.6: a camera that did so was never read."""
 
