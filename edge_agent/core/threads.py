@@ -12,7 +12,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from queue import Empty, SimpleQueue
 from typing import Self
 
@@ -24,6 +24,26 @@ log = logging.getLogger(__name__)
 NAMED = 5
 """Most threads left behind that the log names."""
 _PATIENCE_S = 2.0
+_SOON_S = 0.05
+
+Waiting = Callable[[], AbstractContextManager[None]]
+"""Makes the context in which a thread waits for the disk, so that others do its work meanwhile."""
+
+
+class DiskLock:
+    """A lock whose owner may wait for the disk: so does who waits for the lock."""
+
+    def __init__(self, waiting: Waiting) -> None:
+        self._lock = threading.Lock()
+        self._waiting = waiting
+
+    def __enter__(self) -> None:
+        if not self._lock.acquire(timeout=_SOON_S):
+            with self._waiting():
+                self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
 
 
 @record

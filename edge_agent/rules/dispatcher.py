@@ -21,6 +21,7 @@ from ..config.rules import Action
 from ..config.settings import Settings
 from ..core.errors import RequestError, SampleError
 from ..core.plain_record import DoubtError, read_plain
+from ..core.threads import Waiting
 from ..mqtt.client import Client
 from ..mqtt.topics import Topics
 from ..runtime.pipelines.sinks import Sinks
@@ -29,7 +30,7 @@ from .asking import Asking
 from .engines import CombinedRules, RuleEngines
 from .event import Event, Holds, always, payload
 from .evidence import Clips, Crowd, Evidence
-from .journal import Entry, Journal, Payload, Waiting
+from .journal import Entry, Journal, Payload
 from .rendering import render
 from .totals import TotalsFile
 
@@ -153,6 +154,7 @@ class EventDispatcher:
             name_event=self.name_event,
             emit=lambda events: self.submit(*events),
             holds=holds,
+            waiting=waiting,
             combined=CombinedRules(settings, self.name_event, holds),
         )
         self._queue = EventQueue()

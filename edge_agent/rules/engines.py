@@ -9,10 +9,12 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 
 from ..config.rules import Action, CombinedRule
 from ..config.settings import Pipeline, Settings
+from ..core.threads import Waiting
 from ..mqtt import payloads
 from ..runtime.pipelines.sinks import Sinks
 from .event import Event, Holds, Why, always
@@ -36,6 +38,7 @@ class RuleEngines:
     emit: Callable[[Sequence[Event]], None]
     """Accepts simultaneous events and stores them."""
     holds: Holds = always
+    waiting: Waiting = nullcontext
     combined: CombinedRules | None = None
     """The rules over several pipelines."""
     silent_since: Callable[[str], float] = lambda _name: -math.inf
@@ -60,6 +63,7 @@ class RuleEngines:
             emit=self.emit,
             totals=self.totals.of(settings.name),
             holds=self.holds,
+            waiting=self.waiting,
             first_track=self._next_tracks.get(settings.name, 1),
         )
         self._engines[settings.name] = (engine, settings)

@@ -23,7 +23,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,7 @@ from ..core.json_text import read_own
 from ..core.names import is_name
 from ..core.plain_file import NoPlainFileError, read_plain_bytes
 from ..core.state_file import DAMAGED, StateFile
+from ..core.threads import Waiting
 from ..mqtt import payloads
 
 log = logging.getLogger(__name__)
@@ -53,7 +54,6 @@ RECENT_SECONDS = 60.0
 _STATES = frozenset({"once", "begin", "update", "end"})
 
 Payload = dict[str, Any]
-Waiting = Callable[[], AbstractContextManager[None]]
 Totals = Mapping[str, Mapping[str, Any]]
 """Results of `totals.LineTotals.content` by pipeline."""
 Due = Mapping[str, list[dict[str, Any]]]
@@ -105,7 +105,7 @@ class Disk:
     """How long the disk takes for each write, and why the latest failed."""
 
     def __init__(self, waiting: Waiting) -> None:
-        """Set up; *waiting* makes the context in which a thread waits, so that others work."""
+        """Set up; *waiting* is also for a thread that waits for another's write."""
         self.waiting = waiting
         self.failure: OSError | None = None
         """Why the latest write failed."""

@@ -7,11 +7,12 @@ published: by then its events are on disk.
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 
 from ..config.settings import Pipeline
+from ..core.threads import DiskLock, Waiting
 from ..core.types import Detections, Outcome, Sample, Values
 from ..runtime.pipelines.sinks import Shape
 from .conditions import Conditions, Crossings, Moves, Stays
@@ -42,6 +43,7 @@ class RuleEngine:
         emit: Callable[[Sequence[Event]], None],
         totals: LineTotals,
         holds: Holds = always,
+        waiting: Waiting = nullcontext,
         first_track: int = 1,
     ) -> None:
         """Start without objects; the first track will have the number *first_track*.
@@ -52,7 +54,7 @@ class RuleEngine:
         self._lossless = lossless
         self._totals = totals
         self._holds = holds
-        self._lock = threading.Lock()
+        self._lock = DiskLock(waiting)
         self._log = EventLog(settings.name, name_event, emit, settings.ask, holds)
         self._objects = objects = TrackedObjects(settings, first_track)
         self._settings = settings

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from edge_agent.core.errors import AgentError
+from edge_agent.core.threads import DiskLock
 from edge_agent.core.types import Outcome, Request, Sample
 from edge_agent.inference.statistics import Cost
 from edge_agent.runtime.scheduler.board import REASONS, Account, Board, FrameQueue, Job
@@ -179,6 +180,36 @@ def test_a_lane_that_waits_for_the_disk_holds_up_no_other_pipeline() -> None:
     assert bench.account("slow").waiting == 1
     written.set()
     assert done.acquire(timeout=PATIENCE), "the newest"
+    board.close()
+    for thread in lanes:
+        thread.join(PATIENCE)
+        assert not thread.is_alive()
+
+
+def test_who_waits_for_one_that_waits_for_the_disk_lets_another_run() -> None:
+    """A rule's event that no result has caused is written with the pipeline's rules locked."""
+    board: Board[Served] = Board(lanes=1)
+    lock = DiskLock(board.waiting_for_disk)
+    bench = Bench()
+    bench.board = board
+    bench.put(bench.queue("waits"))
+    bench.put(bench.queue("other"))
+    done = threading.Semaphore(0)
+
+    def deliver() -> None:
+        with lock:
+            done.release()
+
+    def lane() -> None:
+        while (job := board.take()) is not None:
+            board.finish(job, deliver if job.queue.name == "waits" else done.release)
+
+    lanes: list[threading.Thread] = []
+    board.lanes.add = lambda: lanes.append(in_thread(lane))
+    with lock:
+        board.lanes.add()
+        assert done.acquire(timeout=PATIENCE), "of the other pipeline"
+    assert done.acquire(timeout=PATIENCE)
     board.close()
     for thread in lanes:
         thread.join(PATIENCE)
