@@ -100,8 +100,10 @@ class Page:
         """
         self._page = mmap.mmap(file, PAGE)
         self._view = memoryview(self._page)
-        # Some builds of Python lack it (astral-sh/uv#15081).
-        self._draft = os.memfd_create("flight") if hasattr(os, "memfd_create") else -1
+        try:
+            self._draft = os.memfd_create("flight")
+        except (AttributeError, OSError):  # some builds of Python lack it (astral-sh/uv#15081)
+            self._draft = -1
         self._lock = threading.Lock()
 
     def write(self, at: int, data: bytes) -> None:

@@ -281,13 +281,13 @@ class Journal:
 
     def problems(self) -> list[str]:
         """Return why events are not durable, or not at once, as texts for health."""
-        failure = self._disk.failure
+        found, failure = [], self._disk.failure
         if (slow := self._disk.slow()) is not None:
             why = f"the disk takes {slow:.1f} s to write one to {self._appended}"
-            return [f"events: {why}, and results with events wait for it; it is worn or busy"]
-        if failure is None or failure.errno == errno.ENOSPC:  # health says that
-            return []
-        return [f"events: {self._not_written(failure)}"]
+            found.append(f"events: {why}, and results with events wait for it; it is worn or busy")
+        if failure is not None and failure.errno != errno.ENOSPC:  # health says that
+            found.append(f"events: {self._not_written(failure)}")
+        return found
 
     def _not_written(self, problem: OSError) -> str:
         why = problem.strerror or problem

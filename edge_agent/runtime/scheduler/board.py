@@ -198,9 +198,9 @@ class Board(Generic[M]):
             if results is not None:
                 results.waits = True
             self._work.notify()
-        if lacks:
-            lanes.add()
         try:
+            if lacks:
+                lanes.add()
             yield
         finally:
             if runs:
