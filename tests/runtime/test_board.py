@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -145,10 +146,32 @@ def settle(bench: Bench, queue: FrameQueue[Served], said: list[Any]) -> None:
     said.append("settled")
 
 
+@contextmanager
+def lanes_of(
+    board: Board[Served], deliver: Callable[[Job[Served]], Callable[[], None]]
+) -> Iterator[list[threading.Thread]]:
+    """Have the board start lanes, which must end with it; gives those that it has started.
+
+    *deliver* gives what delivers a job's result.
+    """
+
+    def lane() -> None:
+        while (job := board.take()) is not None:
+            board.finish(job, deliver(job))
+
+    lanes: list[threading.Thread] = []
+    board.lanes.add = lambda: lanes.append(in_thread(lane))
+    yield lanes
+    board.close()
+    for thread in lanes:
+        thread.join(PATIENCE)
+        assert not thread.is_alive()
+
+
 def test_a_lane_that_waits_for_the_disk_holds_up_no_other_pipeline() -> None:
     """Each event waits for a worn card: a camera without rules fell from 5 frames a second to 0."""
-    board: Board[Served] = Board(lanes=1)
     bench = Bench()
+    board: Board[Served] = Board(lanes=1)
     bench.board = board
     slow, other = bench.queue("slow"), bench.queue("other")
     waits, written, done = threading.Event(), threading.Event(), threading.Semaphore(0)
@@ -158,62 +181,49 @@ def test_a_lane_that_waits_for_the_disk_holds_up_no_other_pipeline() -> None:
             waits.set()
             assert written.wait(PATIENCE)
 
-    def lane() -> None:
-        while (job := board.take()) is not None:
-            first = job.queue is slow and not waits.is_set()
-            board.finish(job, write if first else done.release)
+    def deliver(job: Job[Served]) -> Callable[[], None]:
+        return write if job.queue is slow and not waits.is_set() else done.release
 
-    lanes: list[threading.Thread] = []
-    board.lanes.add = lambda: lanes.append(in_thread(lane))
-    board.lanes.add()
-    bench.put(slow)
-    assert waits.wait(PATIENCE)
-    for _ in range(3):
+    with lanes_of(board, deliver) as lanes:
+        board.lanes.add()
+        bench.put(slow)
+        assert waits.wait(PATIENCE)
+        for _ in range(3):
+            bench.put(other)
+            assert done.acquire(timeout=PATIENCE)
+        assert len(lanes) == 2
+        for _ in range(3):
+            bench.put(slow)  # would hold its picture until the disk has written
         bench.put(other)
         assert done.acquire(timeout=PATIENCE)
-    assert len(lanes) == 2
-    for _ in range(3):
-        bench.put(slow)  # would hold its picture until the disk has written
-    bench.put(other)
-    assert done.acquire(timeout=PATIENCE)
-    assert bench.account("slow").dropped["superseded"] == 2
-    assert bench.account("slow").waiting == 1
-    written.set()
-    assert done.acquire(timeout=PATIENCE), "the newest"
-    board.close()
-    for thread in lanes:
-        thread.join(PATIENCE)
-        assert not thread.is_alive()
+        assert bench.account("slow").dropped["superseded"] == 2
+        assert bench.account("slow").waiting == 1
+        written.set()
+        assert done.acquire(timeout=PATIENCE), "the newest"
 
 
 def test_who_waits_for_one_that_waits_for_the_disk_lets_another_run() -> None:
     """A rule's event that no result has caused is written with the pipeline's rules locked."""
-    board: Board[Served] = Board(lanes=1)
-    lock = DiskLock(board.waiting_for_disk)
     bench = Bench()
+    board: Board[Served] = Board(lanes=1)
     bench.board = board
+    lock = DiskLock(board.waiting_for_disk)
     bench.put(bench.queue("waits"))
     bench.put(bench.queue("other"))
     done = threading.Semaphore(0)
 
-    def deliver() -> None:
+    def enter() -> None:
         with lock:
             done.release()
 
-    def lane() -> None:
-        while (job := board.take()) is not None:
-            board.finish(job, deliver if job.queue.name == "waits" else done.release)
+    def deliver(job: Job[Served]) -> Callable[[], None]:
+        return enter if job.queue.name == "waits" else done.release
 
-    lanes: list[threading.Thread] = []
-    board.lanes.add = lambda: lanes.append(in_thread(lane))
-    with lock:
-        board.lanes.add()
-        assert done.acquire(timeout=PATIENCE), "of the other pipeline"
-    assert done.acquire(timeout=PATIENCE)
-    board.close()
-    for thread in lanes:
-        thread.join(PATIENCE)
-        assert not thread.is_alive()
+    with lanes_of(board, deliver):
+        with lock:
+            board.lanes.add()
+            assert done.acquire(timeout=PATIENCE), "of the other pipeline"
+        assert done.acquire(timeout=PATIENCE)
 
 
 def test_the_newest_wins(bench: Bench) -> None:
