@@ -179,8 +179,8 @@ class Evidence:
         A power cut takes what was written last.
         """
         # Without a battery the clock may start behind what the last run wrote, or be set meanwhile.
-        now, written = time.time(), path.stat().st_mtime
-        if now - (time.monotonic() - self._began) < written <= now or path == self._writing:
+        now, passed = time.time(), time.monotonic() - self._began
+        if now - passed < path.stat().st_mtime <= now or path == self._writing:
             return  # written by this run
         if path.name.endswith(f".mp4{PART}"):
             path.replace(path.with_name(path.name.removeprefix(".").removesuffix(PART)))

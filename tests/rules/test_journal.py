@@ -293,7 +293,6 @@ def test_what_is_not_durable_at_once_is_in_health(tmp_path: Path) -> None:
     assert journal.problems() == []
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="only root can leave files to somebody else")
 def test_a_disk_on_which_every_event_waits_is_in_health(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -309,6 +308,7 @@ def test_a_disk_on_which_every_event_waits_is_in_health(
     )
 
 
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can leave files to somebody else")
 def test_a_run_as_root_leaves_files_to_the_owner_of_the_state_folder(tmp_path: Path) -> None:
     """The service could append no event later, and keep no picture, with health well."""
     state = tmp_path / "state"
