@@ -457,6 +457,11 @@ class Second:
     """The indices of these."""
 
 
+def _finds(finds: Sequence[str], label: str) -> bool:
+    """Whether a model that *finds* these classes may find one; without names, they are numbers."""
+    return label in finds if finds else label.isdecimal()
+
+
 @record(quick=True, eq=False)
 class Outcome:
     """What one model found in one sample."""
@@ -479,8 +484,9 @@ class Outcome:
 
     def tells(self, labels: Collection[str]) -> bool:
         """Whether it tells of each of these labels if it is there."""
-        return not self.lost or all(
-            any(label in finds if finds else label.isdecimal() for finds in self.told)
-            or not any(label in finds or not finds for finds in self.lost)
+        unknown = any(not finds for finds in self.lost)
+        return not any(
+            any(label in finds for finds in self.lost)
+            or (unknown and not any(_finds(finds, label) for finds in self.told))
             for label in labels
         )

@@ -28,6 +28,10 @@ KNOWN = 2
 """Results in which an object must be seen before it gets a number and is counted."""
 UNTOLD_SECONDS = 2.0
 """Time without a result that tells of a rule's labels, beyond which its counts begin again."""
+_MANY = 2**31
+"""More objects than any rule counts."""
+Counts = NDArray[np.intp] | None
+"""(columns,): objects by column of `Occupancy`; None: the result has no objects."""
 ROUNDING = 1e-6
 """Seconds that may be missing from `for_s`: sums of seconds are not exact."""
 
@@ -149,7 +153,7 @@ class Conditions:
         self._entries += [_Entry(rule, None, rule) for rule in whole]
         fresh = self._entries if before is None else self._take_over(before)
         for outcome in latest:
-            self._step(fresh, outcome, None, 0)
+            self._step(fresh, outcome, None, None, 0)
 
     def _take_over(self, before: Conditions) -> list[_Entry]:
         """Take what has not changed from the conditions *before*; return what is new."""
@@ -166,29 +170,37 @@ class Conditions:
                 self._log.end(entry.event, "reloaded")
         return fresh
 
-    def step(self, outcome: Outcome, counts: NDArray[np.intp] | None, results: int) -> None:
+    @property
+    def untold(self) -> bool:
+        """Whether the latest result left open what a rule is about, so that the next may tell."""
+        return any(entry.untold is not None for entry in self._entries)
+
+    def step(self, outcome: Outcome, counts: Counts, least: Counts, results: int) -> None:
         """Check a result.
 
-        *counts* (columns,): objects counted in each; None: the result has no objects. *results*
-        counts the results with objects so far, including this one.
+        *counts* (columns,): objects counted in each; *least*: those of them that count whatever a
+        failed stage would have found; None: the result has no objects. *results* counts the results
+        with objects so far, including this one.
         """
-        self._step(self._entries, outcome, counts, results)
+        self._step(self._entries, outcome, counts, least, results)
 
     def _step(
         self,
         entries: Sequence[_Entry],
         outcome: Outcome,
-        counts: NDArray[np.intp] | None,
+        counts: Counts,
+        least: Counts,
         results: int,
     ) -> None:
         for entry in entries:
-            if entry.column is not None and not outcome.tells(entry.rule.labels):
+            told = entry.column is None or outcome.tells(entry.rule.labels)
+            value, plain, facts = self._measure(entry, outcome, counts if told else least, results)
+            if not told and not self._is_certain(entry, outcome, value, plain=plain):
                 if entry.untold is None:
                     entry.untold = self._log.now
                 self._stand_still(entry)
                 continue
             entry.untold = None
-            value, plain, facts = self._measure(entry, outcome, counts, results)
             if value is not None:
                 entry.facts, entry.model = facts, outcome.model
             elif outcome.model == entry.model or self._splits:
@@ -198,6 +210,16 @@ class Conditions:
             if entry.column is not None and counts is not None:
                 entry.shown = self._is_shown(entry, entry.column, outcome)
             self._tell(entry, change)
+
+    def _is_certain(
+        self, entry: _Entry, outcome: Outcome, least: float | None, *, plain: bool
+    ) -> bool:
+        """Whether more objects than the *least* number would make the rule neither true nor not."""
+        if least is None:
+            return False
+        value, other, _ = entry.measure(entry.rule, outcome, _MANY)
+        now = entry.condition.holds(least, plain=plain)
+        return value is not None and now == entry.condition.holds(value, plain=other)
 
     def _stand_still(self, entry: _Entry) -> bool:
         """Whether the latest result does not tell of its labels; what has begun goes on then."""
@@ -217,9 +239,7 @@ class Conditions:
         value, plain, _ = entry.measure(entry.rule, outcome, count)
         return value is not None and entry.condition.holds(value, plain=plain)
 
-    def _measure(
-        self, entry: _Entry, outcome: Outcome, counts: NDArray[np.intp] | None, results: int
-    ) -> Measured:
+    def _measure(self, entry: _Entry, outcome: Outcome, counts: Counts, results: int) -> Measured:
         rule, count = entry.rule, 0
         if entry.column is not None:
             # Objects cannot have been counted in the first results.

@@ -156,6 +156,13 @@ class Occupancy:
         found: NDArray[np.intp] = self.held.sum(axis=0)
         return found
 
+    def count_first(self, tracker: Tracker) -> NDArray[np.intp]:
+        """Return (columns,): how many count in each by the label of the first model."""
+        alive = tracker.alive
+        fits = self._fits(tracker.labels).take(tracker.label_of(alive), axis=0)
+        found: NDArray[np.intp] = (self.held.take(alive, axis=0) & fits).sum(axis=0)
+        return found
+
     def shown(self, columns: int | Slots, missed: int = 0) -> Flags:
         """Return (slots, …): which objects count in *columns* and are shown there.
 
@@ -323,7 +330,7 @@ class TrackedObjects:
         self.occupancy = Occupancy(settings.zones, settings.rules, tracker.room)
         alive = tracker.alive
         placed = place(self._boxes[alive], tracker.size)
-        also = [_union(self._staged.get(slot, {})) for slot in alive.tolist()]
+        also = [self._shown.get(slot, frozenset()) for slot in alive.tolist()]
         self.occupancy.take_over(before, alive, placed, tracker, now, also)
 
     def counts(self) -> dict[str, dict[str, int]]:

@@ -102,7 +102,7 @@ class RuleEngine:
             self._log.go_on(sample)
             if not sample.follows:
                 self._conditions.interrupt()
-            found, counts = outcome.findings, None
+            found, counts, least = outcome.findings, None, None
             if isinstance(found, Detections):
                 height, width = sample.data.shape[:2]
                 staged = None
@@ -116,10 +116,12 @@ class RuleEngine:
                 outcome = replace(outcome, findings=found)
                 self._results += 1
                 self._look_at_objects(view)
-                counts = self._objects.occupancy.count()
+                occupancy, tracker = self._objects.occupancy, self._objects.tracker
+                counts = occupancy.count()
+                least = occupancy.count_first(tracker) if outcome.lost else counts
             if not sample.picture:
                 self._keep(outcome)
-            self._conditions.step(outcome, counts, self._results)
+            self._conditions.step(outcome, counts, least, self._results)
             if sample.since - self._updated >= UPDATE_SECONDS:
                 self._updated = sample.since
                 self._stays.update()
@@ -187,7 +189,7 @@ class RuleEngine:
     @property
     def unsettled(self) -> bool:
         """Whether further results will tell, though nothing moves, if what it tracks is there."""
-        return self._objects.unsettled
+        return self._objects.unsettled or self._conditions.untold
 
     @property
     def next_track(self) -> int:

@@ -111,7 +111,7 @@ UNNAMED, UNKNOWN = (), ()
     ("label", "told", "lost", "begins"),
     [
         ("red", (["box"], ["red"]), (UNKNOWN,), True),
-        ("red", (["box"], ["red"]), (["red"],), True),
+        ("red", (["box"], ["red"]), (["red"],), False),
         ("red", (["box"],), (["red"],), False),
         ("red", (["box"],), (UNKNOWN,), False),
         ("red", (UNNAMED,), (UNKNOWN,), False),
@@ -129,6 +129,34 @@ def test_what_only_a_failed_stage_can_find_is_not_absent(
     for _ in range(30):
         stage.give(detections([box(10, 10)]), told=told, lost=lost)
     assert stage.told() == ([("r", "begin")] if begins else [])
+
+
+def test_what_is_seen_is_enough_whatever_a_failed_stage_would_find() -> None:
+    """A label that nobody knows may be the failed stage's; what the first model sees counts."""
+    labels = ["a", "forklift"]
+    few = {"labels": labels, "for_s": 1.0}
+    stage = Stage(
+        rules=[
+            {**rule("count", above=1, **few), "name": "crowd"},
+            {**rule("count", above=2, **few), "name": "more"},
+            {**rule("count", below=2, **few), "name": "less"},
+            {**rule("count", below=3, **few), "name": "few"},
+            {**rule("absent", **few), "name": "nobody"},
+        ],
+        rate=10,
+    )
+    failed: Any = {"told": (["a"],), "lost": (UNKNOWN,)}
+    for _ in range(30):
+        stage.give(detections([]))
+    assert stage.told() == [("less", "begin"), ("few", "begin"), ("nobody", "begin")]
+    for _ in range(30):
+        stage.give(detections([box(10, 10), box(80, 80)]), **failed)
+    told = stage.told()[3:]
+    assert sorted(told) == [("crowd", "begin"), ("less", "end"), ("nobody", "end")]
+    # One of them is no longer there, or the stage would have found something else.
+    for _ in range(30):
+        stage.give(detections([]), **failed)
+    assert stage.told()[6:] == []
 
 
 @pytest.mark.parametrize(("period", "fails", "begins"), [(20, 1, True), (40, 25, False)])
@@ -164,6 +192,32 @@ def test_what_was_found_long_ago_is_not_there_because_its_stage_fails() -> None:
         failed = frozenset({0} if found is None else ())
         stage.give(there, then={"color": Second((found,), 1, 1, 0.0, failed=failed)})
     assert stage.told() == []
+
+
+def test_an_object_that_was_there_does_not_enter_for_a_new_rule() -> None:
+    """Though the stage had found nothing in its latest crop."""
+    stage = Stage(zones=YARD)
+    there = detections([box(60, 60)])
+    red, none = Classes(("red",), (0.9,)), Classes((), ())
+    for found in (*[red] * 30, none):
+        stage.give(there, then={"color": Second((found,), 1, 1, 0.0)})
+    stage.apply(zones=YARD, rules=[rule("enter", zone="yard", labels=["red"])])
+    for _ in range(10):
+        stage.give(there, then={"color": Second((red,), 1, 1, 0.0)})
+    assert stage.told() == []
+
+
+def test_still_pictures_are_looked_at_while_the_latest_result_does_not_tell() -> None:
+    """Its stage failed in the last frame before the scene came to rest: no alarm ever began."""
+    stage = Stage(rules=[rule("count", labels=["red"], for_s=5.0)], rate=10)
+    there = detections([box(10, 10)])
+    for _ in range(5):
+        stage.give(there)
+    assert not stage.engine.unsettled
+    stage.give(there, told=(["a"],), lost=(["red"],))
+    assert stage.engine.unsettled
+    stage.give(there)
+    assert not stage.engine.unsettled
 
 
 @pytest.mark.parametrize("frames", ["1/1", "2/3", "4/6"])
