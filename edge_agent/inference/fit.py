@@ -5,18 +5,51 @@ What only an engine knows (its operators, the sizes it infers) is checked by the
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from ..core.containment import contained
 from ..core.errors import ModelError
-from ..core.types import Kind
+from ..core.types import Kind, TensorSpec
 from ..models.files.facts import NetworkFacts
+from ..models.files.steps import step_between, with_steps
 from ..models.manifest import MANIFEST, ModelFolder
-from .decode.decoder import build_decoder
+from .decode.decoder import Decoder, build_decoder
 from .engines.engine import fix_inputs
 from .preprocess.inputs import fixed_shapes
-from .preprocess.preprocessor import build_preprocessor
+from .preprocess.preprocessor import Preprocessor
+from .repeated import build_for_one, decoding_first
+
+if TYPE_CHECKING:
+    from .folding.fold import Fold
 
 READABLE = frozenset({"onnx", "ir"})
 """Formats whose files give tensors the same names and shapes as engines do."""
+
+
+def fit(
+    folder: ModelFolder,
+    inputs: tuple[TensorSpec, ...],
+    outputs: tuple[TensorSpec, ...],
+    kind: Kind,
+    fold: Fold | None = None,
+) -> tuple[Preprocessor, Decoder]:
+    """Make preprocessing and decoder of a network: *outputs* are those that are results.
+
+    Raises:
+        ModelError: network and manifest do not fit each other; says expected and found.
+    """
+    # The folder stays as it was told, without steps: a model may be loaded from it again.
+    manifest, steps = with_steps(folder, inputs, outputs, pictures=kind == "picture")
+    spec = manifest.input
+    prepare, batch = build_for_one(spec, inputs, kind, fold, folder=folder.path)
+    if batch is not None:
+        inputs, outputs = batch.first(inputs), batch.results(outputs)
+    decode = build_decoder(
+        *(manifest, folder.labels, inputs, outputs, prepare.size, folder.gallery),
+        step=step_between(folder.manifest.input, spec),
+        steps=steps,
+    )
+    return prepare, decode if batch is None else decoding_first(decode, batch)
 
 
 def check_fit(folder: ModelFolder, facts: NetworkFacts) -> None:
@@ -53,7 +86,7 @@ def input_size(folder: ModelFolder, facts: NetworkFacts) -> tuple[int, int] | No
         return None
     with contained(folder.manifest.id, ModelError):
         inputs = fix_inputs(facts.inputs, fixed_shapes(spec, "picture"), folder.network)
-        return build_preprocessor(spec, inputs, "picture").size
+        return build_for_one(spec, inputs, "picture")[0].size
 
 
 def _misfit(folder: ModelFolder, facts: NetworkFacts, kind: Kind) -> str | None:
@@ -64,10 +97,7 @@ def _misfit(folder: ModelFolder, facts: NetworkFacts, kind: Kind) -> str | None:
     try:
         with contained(folder.manifest.id, ModelError):
             inputs = fix_inputs(facts.inputs, fixed_shapes(spec, kind), folder.network)
-            prepare = build_preprocessor(spec, inputs, kind, folder=folder.path)
-            build_decoder(
-                folder.manifest, folder.labels, inputs, outputs, prepare.size, folder.gallery
-            )
+            fit(folder, inputs, outputs, kind)
     except ModelError as problem:
         return str(problem)
     return None

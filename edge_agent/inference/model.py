@@ -31,15 +31,14 @@ from ..core.types import (
     Timing,
 )
 from ..models.decoders import BOXED
-from ..models.files.steps import step_between, with_steps
 from ..models.manifest import MANIFEST, Manifest, ModelFolder
-from .decode.decoder import Decoder, build_decoder
+from .decode.decoder import Decoder
 from .engines.engine import Engine, EngineChoice, check_inputs
 from .engines.registry import engine_words, open_engine
+from .fit import fit
 from .preprocess.inputs import constants, fixed_shapes, result_outputs
 from .preprocess.placement import ClientInputs, PreparedSample, Region, cut
-from .preprocess.preprocessor import Preprocessor, build_preprocessor
-from .repeated import Repeating, batch_of, decoding_first
+from .preprocess.preprocessor import Preprocessor
 from .statistics import Cost, Statistics
 
 if TYPE_CHECKING:
@@ -475,26 +474,13 @@ def assemble(folder: ModelFolder, choice: EngineChoice, engine: Engine, kind: Ki
     Raises:
         ModelError: manifest and network do not fit each other.
     """
-    # The folder stays as it was told, without steps: a model may be loaded from it again.
-    manifest, steps = with_steps(folder, engine.inputs, engine.outputs, pictures=kind == "picture")
     if folder.network.suffix == ".tflite":
         from ..models.files.tflite_ssd import check_labels  # other starts do without
 
         check_labels(folder)
     try:
-        spec, inputs = manifest.input, engine.inputs
-        outputs = result_outputs(spec, engine)
-        batch = batch_of(spec, inputs, kind)
-        if batch is not None:
-            inputs, outputs = batch.first(inputs), batch.results(outputs)
-        prepare = build_preprocessor(spec, inputs, kind, engine.fold, folder=folder.path)
-        decode = build_decoder(
-            *(manifest, folder.labels, inputs, outputs, prepare.size, folder.gallery),
-            step=step_between(folder.manifest.input, spec),
-            steps=steps,
-        )
-        if batch is not None:
-            prepare, decode = Repeating(prepare, batch), decoding_first(decode, batch)
+        outputs = result_outputs(folder.manifest.input, engine)
+        prepare, decode = fit(folder, engine.inputs, outputs, kind, engine.fold)
     except ModelError as problem:
         raise ModelError(f"{folder.path / MANIFEST}: {problem}") from None
     return Model(folder, choice, engine, prepare, decode)

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -18,7 +20,10 @@ from ..models.manifest import InputSpec
 from .decode.decoder import Decoder
 from .preprocess.inputs import column_inputs, sample_input
 from .preprocess.placement import Placement
-from .preprocess.preprocessor import Preprocessor
+from .preprocess.preprocessor import Preprocessor, build_preprocessor
+
+if TYPE_CHECKING:
+    from .folding.fold import Fold
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +72,25 @@ class Repeating:
         tensors, placement = self.prepare(data, stream=stream)
         name = self.batch.name
         return {**tensors, name: np.repeat(tensors[name], self.batch.count, axis=0)}, placement
+
+
+def build_for_one(
+    spec: InputSpec,
+    inputs: tuple[TensorSpec, ...],
+    kind: Kind,
+    fold: Fold | None = None,
+    *,
+    folder: Path = Path(),
+) -> tuple[Preprocessor, FixedBatch | None]:
+    """Decide how every sample will be prepared, and return the network's fixed batch, if any.
+
+    Arguments and errors are those of `build_preprocessor` and `batch_of`.
+    """
+    batch = batch_of(spec, inputs, kind)
+    if batch is None:
+        return build_preprocessor(spec, inputs, kind, fold, folder=folder), None
+    prepare = build_preprocessor(spec, batch.first(inputs), kind, fold, folder=folder)
+    return Repeating(prepare, batch), batch
 
 
 def decoding_first(decode: Decoder, batch: FixedBatch) -> Decoder:

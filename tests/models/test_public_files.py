@@ -15,6 +15,7 @@ from edge_agent.core.areas import Areas
 from edge_agent.core.errors import EngineError, ModelError, SampleError
 from edge_agent.core.types import Anomaly, Classes, Detections, RawTensors, Sample, Values
 from edge_agent.inference.engines.engine import EngineChoice
+from edge_agent.inference.fit import check_fit, input_size, kind_of
 from edge_agent.inference.golden import check_golden
 from edge_agent.inference.model import load_model
 from edge_agent.models.describing import describe
@@ -55,6 +56,9 @@ def test_a_classifier_of_a_fixed_batch_gives_the_classes_of_its_one_picture(
         [EngineChoice(engine)],
         "picture",
     )
+    # What `describe` and `push` look at before anything is run.
+    check_fit(model.folder, inspect(network))
+    assert input_size(model.folder, inspect(network)) == (32, 32)
     outcome = model.infer(Sample(np.full((50, 40, 3), 128, np.uint8), 0, 0, 0.0))
     assert model.last is not None
     inputs, outputs = model.last, model.run(model.last)
@@ -69,6 +73,12 @@ def test_a_classifier_of_a_fixed_batch_gives_the_classes_of_its_one_picture(
     agreement = check_golden(model)
     model.engine.close()
     assert agreement is not None
+
+
+def test_a_raw_network_of_a_fixed_batch_takes_pictures(tmp_path: Path) -> None:
+    """It was taken for one of readings, so that nobody could ask it about a picture."""
+    network = mean_of_each(tmp_path / "b.onnx", 4)
+    assert kind_of(load(folder(network, "raw", "")), inspect(network)) == "picture"
 
 
 @pytest.mark.parametrize("engine", ENGINES)

@@ -12,7 +12,7 @@ from ...core.types import Kind, Outcome, Sample, Tensors, TensorSpec
 from ...inference.engines.engine import fix_inputs
 from ...inference.preprocess.inputs import fixed_shapes
 from ...inference.preprocess.placement import Region, cut
-from ...inference.preprocess.preprocessor import build_preprocessor
+from ...inference.repeated import build_for_one
 from ...models.manifest import load
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ class LiveFrames:
             data = sample.data
             if self._region is not None:
                 data, _, _ = cut(data, self._region)
-            return build_preprocessor(spec, settled, kind, folder=self._folder)(data)[0]
+            return build_for_one(spec, settled, kind, folder=self._folder)[0](data)[0]
         except AgentError:
             return None  # the trial of the complete model reports it
 
