@@ -140,7 +140,7 @@ PATCHES = st.dictionaries(
 )
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(PATCHES, st.sampled_from([ALL, Remote().may]))
 def test_no_patch_fails_otherwise_than_in_words_or_touches_what_it_does_not_name(
     patch: dict[str, Any], may: tuple[str, ...]

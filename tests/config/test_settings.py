@@ -631,7 +631,7 @@ VALUES = st.recursive(
     max_leaves=12,
 )
 QUICK = examples(
-    max_examples=150,
+    max_examples=60,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )

@@ -96,7 +96,7 @@ def test_what_is_read_is_what_pydantic_reads(kind: Any, whole: dict[str, Any]) -
     @example(data=whole)
     @given(data=table(kind))
     @settings(
-        max_examples=600, deadline=None, suppress_health_check=list(HealthCheck), database=None
+        max_examples=200, deadline=None, suppress_health_check=list(HealthCheck), database=None
     )
     def compare(data: dict[str, Any]) -> None:
         nonlocal read

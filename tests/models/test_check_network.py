@@ -134,7 +134,7 @@ def test_truncated_anywhere(plain: Path) -> None:
             assert length > len(whole) - 20
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=120)
 @example(position=0, value=0)
 @given(position=st.integers(0, 400), value=st.integers(0, 255))
 def test_a_flipped_byte_never_crashes(

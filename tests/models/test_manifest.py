@@ -318,7 +318,7 @@ VALUES = st.recursive(
 )
 
 
-@settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(changes=st.dictionaries(KEYS, VALUES, max_size=4), whole=st.booleans())
 def test_any_manifest_is_read_or_refused_in_one_line(changes: dict[str, Any], whole: bool) -> None:
     """No manifest, however mad, ends in anything but a manifest or the one error."""
