@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -150,13 +150,19 @@ class Overrides:
             if change is None
         ]
 
-    def ignore_threshold(self, name: str, why: str) -> bool:
-        """Ignore a kept threshold until the next start; return False if there is none."""
+    def ignore_threshold(self, name: str, trouble: Callable[[float], str | None]) -> float | None:
+        """Ignore until the next start, and return, a kept threshold with which there is *trouble*.
+
+        None: there is none, or nothing is wrong with it.
+        """
         with self._lock:
-            kept = self._changes.get(name, {}).pop("threshold", None)
-        if kept is not None:
-            log.warning("%s: %s: %s; ignored", self._file.path, name, why)
-        return kept is not None
+            kept: float | None = self._changes.get(name, {}).get("threshold")
+            why = None if kept is None else trouble(kept)
+            if why is None:
+                return None
+            del self._changes[name]["threshold"]
+        log.warning("%s: %s: %s; ignored", self._file.path, name, why)
+        return kept
 
     def persist(self, name: str, changes: Mapping[str, Any]) -> None:
         """Record changes that outlast a restart."""

@@ -118,8 +118,18 @@ def layout_problems(
         yield "output.anchors", f"is for layouts {', '.join(HEADS)}; found {layout or 'none'}"
 
 
+def threshold_troubles(
+    task: Task, threshold: float | None, by_label: Mapping[str, float]
+) -> Iterator[tuple[str, str]]:
+    """Yield which of a pipeline's thresholds make no sense for a model's task: key, and why."""
+    given = [(f"thresholds.{label}", each) for label, each in by_label.items()]
+    for key, each in [*given, ("threshold", threshold)]:
+        if each is not None and (trouble := threshold_trouble(task, each)):
+            yield key, trouble
+
+
 def threshold_trouble(task: Task, threshold: float) -> str | None:
-    """Return why a threshold makes no sense for a task, or None if it does. `set` uses it too."""
+    """Return why a threshold makes no sense for a task, or None if it does."""
     if task not in SCORED or 0 <= threshold <= 1:
         return None
     return f"expected a number from 0 to 1, as the scores of task {task} are, found {threshold:g}"

@@ -497,6 +497,7 @@ def test_a_refused_tar_leaves_the_version_to_go_back_to(
     box.listener.publish("edge/edge-01/in/model", older)
     end = box.listener.wait_state(box.topic("push", transfer), state="rejected")
     assert "level@1 is older than 2" in end["why"]
+    assert f"push {transfer}: rejected: {end['why']}" in box.agent.words()
     assert box.stored()["level"] == {"2"}
     assert box.command("rollback", "back", model="level")["ok"] is True
     box.wait_live("1")

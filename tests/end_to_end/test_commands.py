@@ -287,22 +287,32 @@ def test_a_detectors_threshold_is_a_score(device: Device) -> None:
     device.health(lambda health: not any("threshold" in why for why in health["why"]))
 
 
+@pytest.mark.parametrize(
+    ("key", "settings"),
+    [("threshold", {"threshold": 7}), ("thresholds.a", {"thresholds": {"b": 0.7, "a": 60}})],
+)
 def test_settings_whose_threshold_nothing_reaches_are_said(
-    broker: Mosquitto, listen: Listeners, agent: Agents, models: list[str], clip: str
+    broker: Mosquitto,
+    listen: Listeners,
+    agent: Agents,
+    models: list[str],
+    clip: str,
+    key: str,
+    settings: dict[str, Any],
 ) -> None:
     """A detector's threshold above 1 in the settings is a reason in health and fails `check`."""
-    pipeline = {"name": "live", "source": clip, "model": "finder", "threshold": 7}
+    pipeline = {"name": "live", "source": clip, "model": "finder", **settings}
     running = agent(agent_settings("box", broker.url, [pipeline], models_dirs=models))
     listen(broker.port).wait_why(
-        "pipeline live: threshold for finder@1: expected a number from 0 to 1"
+        f"pipeline live: {key} for finder@1: expected a number from 0 to 1"
     )
     # Health may say it before the log does.
     wait_until(
-        lambda: running.words().count("pipeline live: threshold for finder@1") == 1, "it in the log"
+        lambda: running.words().count(f"pipeline live: {key} for finder@1") == 1, "it in the log"
     )
     said = call_cli("check", "--config", str(running.config))
     assert said.code == 1
-    assert "FAIL  pipeline live model finder: threshold: expected a number from 0 to 1" in said.out
+    assert f"FAIL  pipeline live model finder: {key}: expected a number from 0 to 1" in said.out
 
 
 def test_a_rate_that_is_set_holds_at_once(device: Device) -> None:

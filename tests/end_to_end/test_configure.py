@@ -35,6 +35,7 @@ MAY = [
     "then",
     "labels",
     "threshold",
+    "thresholds",
     "rate",
     "zones",
     "rules",
@@ -122,6 +123,20 @@ class Device:
 def device(tmp_path: Path, broker: Mosquitto, listen: Listeners, agent: Agents) -> Device:
     """Run the agent."""
     return Device(tmp_path, broker, listen, agent)
+
+
+def test_a_threshold_beyond_the_scores_is_said_and_costs_no_kept_one(device: Device) -> None:
+    """Percent that `configure` brought took away for good what `set` had kept."""
+    kept = device.agent.folder / "state" / "overrides.json"
+    body = {"id": "kept", "pipeline": "door", "threshold": 0.25, "persist": True}
+    device.heard.publish(f"{D}/in/command/set", json.dumps(body))
+    device.heard.wait_state(f"{D}/reply/kept", ok=True)
+    for patch in ({"threshold": 60}, {"thresholds": {"a": 60}}):
+        done = device.configure({"door": patch})
+        assert any("expected a number from 0 to 1" in line for line in done["warnings"]), done
+        device.configure({"door": dict.fromkeys(patch)})
+        assert json.loads(kept.read_bytes())["door"]["threshold"] == 0.25, patch
+    assert "ignored" not in device.agent.words()
 
 
 def test_a_patch_holds_until_the_restart_and_touches_no_other_pipeline(device: Device) -> None:

@@ -6,7 +6,7 @@ import argparse
 import os
 import sys
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.util import find_spec
@@ -19,7 +19,7 @@ from ...core.privileges import acting_as
 from ...core.state_file import only_looking
 from ...core.text import counted
 from ...inference.engines.registry import engine_words
-from ...models.decoders import threshold_trouble
+from ...models.decoders import threshold_troubles
 from ...models.manifest import MANIFEST
 from ..check_report import Report
 from ..options import Options, add_config, load_settings
@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 READINGS = 100
 """Readings from a source, of which at least one must be usable."""
 SERVER_SECONDS = 10.0
+Thresholds = tuple[float | None, Mapping[str, float]]
+"""The threshold of a pipeline or stage, and those by label."""
 LISTEN_SECONDS = 3.0
 """Time for a live sensor, which may be fine but send nothing for hours."""
 
@@ -182,13 +184,15 @@ class _PipelineCheck:
 
         pipeline, report = self._pipeline, self._report
         report.tried(f"{self._subject} source", self._source)
-        wanted = [(arm, self._spec.kind, pipeline.threshold) for arm in pipeline.arms]
+        given = pipeline.threshold, pipeline.thresholds
+        wanted = [(arm, self._spec.kind, given) for arm in pipeline.arms]
         wanted += [
-            (parse_route(stage.model)[0], "picture", stage.threshold) for stage in pipeline.stages
+            (parse_route(stage.model)[0], "picture", (stage.threshold, {}))
+            for stage in pipeline.stages
         ]
         folders: dict[str, ModelFolder] = {}
-        for arm, kind, threshold in wanted:
-            look = partial(self._model, arm, kind, threshold, folders)
+        for arm, kind, thresholds in wanted:
+            look = partial(self._model, arm, kind, thresholds, folders)
             report.tried(f"{self._subject} model {arm.reference}", look)
         found = [folders.get(arm.reference) for arm, _, _ in wanted]
         count = len(pipeline.arms)
@@ -209,10 +213,10 @@ class _PipelineCheck:
             report.line("note", self._subject, line)
 
     def _model(
-        self, arm: Arm, kind: Kind, threshold: float | None, folders: dict[str, ModelFolder]
+        self, arm: Arm, kind: Kind, thresholds: Thresholds, folders: dict[str, ModelFolder]
     ) -> str:
         """Check one model, and whether it takes what the source gives."""
-        words = _model(self._device, arm, kind, threshold, folders)
+        words = _model(self._device, arm, kind, thresholds, folders)
         if kind == "signal" and self._reading is not None:
             folder = folders[arm.reference]
             if (why := misfit(folder.manifest.input, self._reading)) is not None:
@@ -313,7 +317,7 @@ def _model(
     device: _Device,
     arm: Arm,
     kind: Kind | None,
-    threshold: float | None,
+    thresholds: Thresholds,
     folders: dict[str, ModelFolder],
 ) -> str:
     """Run one model in a child process; its folder is added to `folders` by reference."""
@@ -335,8 +339,8 @@ def _model(
         kind = kind or kind_of(folder, inspect_network(folder.network))
     checked = check_model(device.settings, device.config, folder, kind, device.user)
     task = folder.manifest.task
-    if threshold is not None and (trouble := threshold_trouble(task, threshold)):
-        raise ModelError(f"threshold: {trouble}")
+    for key, trouble in threshold_troubles(task, *thresholds):
+        raise ModelError(f"{key}: {trouble}")
     golden = "" if checked.golden is None else f", golden: {checked.golden}"
     other = unlisted(device.engines.profile, checked.choice, device.settings.engine)
     passed = checked.passed_over + ([] if other is None else [other])
@@ -384,7 +388,7 @@ def _answers(report: Report, device: _Device) -> None:
             report.line("note", "http.listen", text)
     for route in device.settings.infer.models:
         for arm in parse_route(route):
-            look = partial(_model, device, arm, None, None, {})
+            look = partial(_model, device, arm, None, (None, {}), {})
             report.tried(f"infer model {arm.reference}", look)
 
 

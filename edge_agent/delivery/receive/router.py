@@ -318,7 +318,9 @@ class Router:
             raise MalformedError(str(problem)) from None
         if archive.front is not None:
             transfer = archive.front.transfer
-            if self._ledger.by_transfer(transfer) is not None:
+            if (same := self._ledger.by_transfer(transfer)) is not None:
+                log.info("push %s: comes again while it is looked at; not taken twice", transfer)
+                self._ledger.answer(same)
                 return False
         try:
             candidate = self._candidate(archive, transfer, message)

@@ -218,6 +218,7 @@ class Deployer:
             if on_trial is not None and same_version(on_trial, candidate.version):
                 self._ledger.clear_mark(candidate.name, candidate.version)  # it is of a start
                 self._swap.active.load_all()  # says what is wrong with it
+            log.warning("push %s: rejected: %s", candidate.transfer or candidate.id, problem)
             self._ledger.finish(candidate, "rejected", str(problem))
             return None
         candidate.name, candidate.version = folder.manifest.name, folder.manifest.version

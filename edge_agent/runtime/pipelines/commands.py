@@ -10,7 +10,7 @@ from ...config.settable import SETTABLE, read_bare
 from ...core.errors import RequestError
 from ...core.frozen import record
 from ...core.parameters import CLEARED, NAMED, Flag, Text, clearable, parse
-from ...models.decoders import threshold_trouble
+from ...models.decoders import threshold_troubles
 from ...mqtt.requests import Command
 from .device_mode import DEVICE, modes_of
 from .pipeline import Pipeline
@@ -68,13 +68,12 @@ class PipelineCommands:
         back = [key for key in SETTABLE if getattr(request, key) is CLEARED]
         if not changes and not back:
             raise RequestError(f"nothing to set: give {', '.join(SETTABLE)}")
+        given = changes.get("threshold"), changes.get("thresholds", {})
         for serving in pipeline.servings:
             if serving.model is None:
                 continue
-            for key, threshold in _thresholds(request):
-                trouble = threshold_trouble(serving.model.manifest.task, threshold)
-                if trouble is not None:
-                    raise RequestError(f"{key}: {trouble}")
+            for key, trouble in threshold_troubles(serving.model.manifest.task, *given):
+                raise RequestError(f"{key}: {trouble}")
         may = self._runner.settings.remote.may
         for key in (*changes, *back):
             if key not in may:
@@ -165,14 +164,6 @@ def find_pipeline(runner: Runner, name: str) -> Pipeline:
 
         raise RequestError(f"pipeline: there is no {name!r}{nearest(name, pipelines)}")
     return pipelines[name]
-
-
-def _thresholds(request: Set) -> list[tuple[str, float]]:
-    """List the thresholds in a request, each with its key."""
-    changes = request.changes
-    each = changes.get("thresholds", {}).items()
-    given = [(f"thresholds.{label}", value) for label, value in each]
-    return [("threshold", changes["threshold"]), *given] if "threshold" in changes else given
 
 
 def states(pipeline: Pipeline) -> dict[str, Any]:

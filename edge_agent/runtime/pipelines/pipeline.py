@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Any
@@ -14,7 +14,7 @@ from ...core.threads import ThreadGroup
 from ...core.types import Sample
 from ...inference.model import Model
 from ...inference.statistics import Cost
-from ...models.decoders import threshold_trouble
+from ...models.decoders import threshold_troubles
 from ...serving.active import Serving
 from ...sources.spec import SourceSpec
 from ..scheduler.board import FrameQueue
@@ -33,6 +33,16 @@ LOSSLESS_ROOM = 4
 """Enough to keep two lanes busy while the source decodes the next."""
 RECORDED_ROOM = 16
 """Windows of a recording: most are small, and half of them come at a time."""
+
+
+def beyond_scores(
+    servings: Iterable[Serving], threshold: float | None, by_label: Mapping[str, float]
+) -> str | None:
+    """Return why no result of a model can reach one of these thresholds; None: some can."""
+    for model in (serving.model for serving in servings if serving.model is not None):
+        for key, why in threshold_troubles(model.manifest.task, threshold, by_label):
+            return f"{key} for {model.id}: {why}"
+    return None
 
 
 def _room(spec: SourceSpec) -> int:
@@ -277,12 +287,6 @@ class Pipeline:
 
     def threshold_problem(self) -> str | None:
         """Return why no result of its models can reach a threshold; None: some can."""
-        thresholds = [(self.threshold, serving) for serving in self.servings]
-        thresholds += [(stage.threshold, serving) for stage, serving in self.seconds]
-        for threshold, serving in thresholds:
-            model = serving.model
-            if threshold is not None and model is not None:
-                trouble = threshold_trouble(model.manifest.task, threshold)
-                if trouble is not None:
-                    return f"threshold for {model.id}: {trouble}"
-        return None
+        first = beyond_scores(self.servings, self.threshold, self.settings.thresholds)
+        stages = (beyond_scores([each], stage.threshold, {}) for stage, each in self.seconds)
+        return first or next(filter(None, stages), None)

@@ -39,7 +39,7 @@ from . import lane
 from .device_mode import DeviceMode
 from .learned import LearnedValues
 from .mqtt_sink import MqttSink
-from .pipeline import Pipeline
+from .pipeline import Pipeline, beyond_scores
 from .route import Split
 from .sinks import ResultStage, Sink, Sinks
 from .status import Common, Identity
@@ -393,10 +393,12 @@ class Runner:  # noqa: PLR0904 - what commands, reload and health ask of pipelin
         """
         given = {pipeline.name: pipeline.threshold for pipeline in self.settings.pipelines}
         for pipeline in list(self.pipelines.values()):
-            why = pipeline.threshold_problem()
-            if why is not None and self.overrides.ignore_threshold(pipeline.name, why):
+            kept = self.overrides.ignore_threshold(
+                pipeline.name, partial(beyond_scores, pipeline.servings, by_label={})
+            )
+            if kept is not None and kept == pipeline.threshold:
                 pipeline.threshold = given.get(pipeline.name)
-                why = pipeline.threshold_problem()
+            why = pipeline.threshold_problem()
             if why is not None:
                 log.warning("pipeline %s: %s", pipeline.name, why)
 
