@@ -343,9 +343,12 @@ def _encoded(
     if not response.set_running_or_notify_cancel():
         return  # the caller has gone
     problem = done.exception()
+    if problem is not None:
+        # Raised here, it would hold this frame, which holds it: the body that a caller has left
+        # behind would stay in memory until garbage is next collected.
+        response.set_exception(problem)
+        return
     try:
-        if problem is not None:
-            raise problem
         response.set_result(encode(done.result()))
     except Exception as failure:  # noqa: BLE001 - raised in the waiting code
         response.set_exception(failure)

@@ -443,6 +443,25 @@ def test_requests_that_nobody_waits_to_have_answered_are_refused_and_not_kept(
         assert "Traceback" not in process.words()
 
 
+def test_bodies_that_are_cut_do_not_stay_in_memory(
+    broker: Mosquitto, listen: Listeners, agent: Agents, tmp_path: Path
+) -> None:
+    """Phones that lose their network amid an upload, again and again: a small box ran out."""
+    most = 8 * 2**20
+    head = f"POST /predict/light HTTP/1.1\r\nHost: localhost\r\nContent-Length: {most}\r\n\r\n"
+    begun, nearly = head.encode(), bytes(most - 1)
+    with running(broker, listen, agent, tmp_path) as (ask, _heard, process):
+        used = []
+        for _ in range(4):
+            with ThreadPoolExecutor(24) as pool, ExitStack() as stack:
+                wires = [stack.enter_context(ask.connect()) for _ in range(24)]
+                list(pool.map(lambda wire: wire.sendall(begun + nearly), wires))
+            assert ask("/v2/health/live").status == 200
+            used.append(resident(process))
+        # What one round takes is kept for the next one.
+        assert used[-1] - used[0] < 24 * most, used
+
+
 def test_a_crowd_that_connects_takes_no_file_from_the_agent(
     broker: Mosquitto, listen: Listeners, agent: Agents, tmp_path: Path
 ) -> None:
