@@ -80,6 +80,8 @@ class Box:
         self.agent = AgentProcess(folder / "box", settings)
         self.acknowledged: float | None = None
         """The rate that was kept last."""
+        self.given_up = set[str]()
+        """Versions whose sender has ended before they were live."""
         self.over = threading.Event()
         self.workers = [threading.Thread(target=each) for each in (self._push, self._set)]
 
@@ -92,12 +94,15 @@ class Box:
             manifest = folder / "model.toml"
             text = manifest.read_text().replace('version = "1"', f'version = "{version}"')
             manifest.write_text(text)
+            self.given_up.add(str(version))
             # Each step of a trial that begins anew gives it its time-out again.
             with suppress(subprocess.TimeoutExpired):
-                run_cli(
+                done = run_cli(
                     *("push", str(folder), "--device", "box", "--broker", self.broker.url),
                     *("--wait", "--timeout", "20"),
                 )
+                if done.returncode == 0:
+                    self.given_up.remove(str(version))
             shutil.rmtree(folder)
 
     def _set(self) -> None:
@@ -185,7 +190,12 @@ class Box:
             live = now
         for left in ("staging", "incoming"):
             place = self.folder / "box" / "state" / left
-            yield from (f"left: {path}" for path in (place.iterdir() if place.is_dir() else ()))
+            for path in place.iterdir() if place.is_dir() else ():
+                # What its sender has left is kept for a week, to be continued.
+                package = path / "package.json"
+                version = json.loads(package.read_text())["version"] if package.exists() else None
+                if left == "staging" or version not in self.given_up:
+                    yield f"left: {path}"
         if "Traceback" in self.agent.words():
             yield "a traceback in the log"
 
