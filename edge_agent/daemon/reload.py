@@ -27,6 +27,15 @@ from .fast_start.plan_writer import PlanWriter
 log = logging.getLogger(__name__)
 
 
+def _proceed() -> None:
+    """Tell systemd that a reload gets on.
+
+    Each pipeline's last events are written first: where the disk takes seconds for that, all of
+    them take longer than the watchdog waits.
+    """
+    systemd.notify("WATCHDOG=1")
+
+
 @dataclass(eq=False)
 class SettingsReload:
     """Reads the settings again and applies the changes."""
@@ -129,11 +138,13 @@ class SettingsReload:
             for name in [name for name in after if name in before and after[name] != before[name]]:
                 if before[name].differs_live(after[name]):
                     runner.pipelines[name].apply(runner.overrides.applied(after[name]))
+                    _proceed()
                     log.info("pipeline %s goes on with changed settings", name, extra=ANSWER)
                     before[name] = after[name]
             for name in [name for name in before if after.get(name) != before[name]]:
                 runner.remove(name)
                 self.gone(name)
+                _proceed()
                 if name not in after:
                     log.info("pipeline %s is gone", name, extra=ANSWER)
             for name in [name for name in after if after[name] != before.get(name)]:

@@ -17,6 +17,7 @@ import tomli_w
 from tests.health.test_prometheus import scrape
 from tests.helpers.small_models import brightness, plain, write_clip, write_pictures
 from tests.helpers.support import (
+    PATIENCE,
     AgentProcess,
     Listener,
     Mosquitto,
@@ -434,6 +435,33 @@ def test_what_was_set_holds_over_a_reload(
     read_again(3, roi=[0, 0, 16, 16])
     result = ask(4, rate=8.0)
     assert (result["threshold"], result["rate"]) == (101.0, 8.0)
+    assert running.stop() == 0
+
+
+def test_a_reload_of_many_pipelines_is_no_hang_for_the_watchdog(
+    broker: Mosquitto,
+    agent: Agents,
+    models: list[str],
+    pipeline: dict[str, Any],
+    tmp_path: Path,
+) -> None:
+    """On a slow disk each takes seconds for its last events: systemd ended the agent amid them."""
+    many = [{**pipeline, "name": name} for name in ("a", "b", "c")]
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(str(tmp_path / "notify"))
+        manager.settimeout(PATIENCE)
+        # Fed at the start, and then not for a long time.
+        environ = {"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "3600000000"}
+        running = agent(
+            agent_settings("box", broker.url, many, models_dirs=models), environ=environ
+        )
+        while manager.recv(4096) != b"WATCHDOG=1":
+            pass
+        reload(running, pipelines=[{**many[0], "rate": 5}, {**many[1], "threshold": 0.2}])
+        while not manager.recv(4096).startswith(b"RELOADING=1"):
+            pass
+        told = list(iter(lambda: manager.recv(4096)[:10], b"READY=1\nST"))
+        assert told == [b"WATCHDOG=1"] * 3
     assert running.stop() == 0
 
 
