@@ -118,6 +118,10 @@ def layout_problems(
         yield "output.anchors", f"is for layouts {', '.join(HEADS)}; found {layout or 'none'}"
 
 
+Thresholds = tuple[float | None, Mapping[str, float]]
+"""The threshold of a pipeline or stage, and those by label."""
+
+
 def threshold_troubles(
     task: Task, threshold: float | None, by_label: Mapping[str, float]
 ) -> Iterator[tuple[str, str]]:

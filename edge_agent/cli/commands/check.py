@@ -6,7 +6,7 @@ import argparse
 import os
 import sys
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.util import find_spec
@@ -19,7 +19,7 @@ from ...core.privileges import acting_as
 from ...core.state_file import only_looking
 from ...core.text import counted
 from ...inference.engines.registry import engine_words
-from ...models.decoders import threshold_troubles
+from ...models.decoders import Thresholds, threshold_troubles
 from ...models.manifest import MANIFEST
 from ..check_report import Report
 from ..options import Options, add_config, load_settings
@@ -40,8 +40,6 @@ if TYPE_CHECKING:
 READINGS = 100
 """Readings from a source, of which at least one must be usable."""
 SERVER_SECONDS = 10.0
-Thresholds = tuple[float | None, Mapping[str, float]]
-"""The threshold of a pipeline or stage, and those by label."""
 LISTEN_SECONDS = 3.0
 """Time for a live sensor, which may be fine but send nothing for hours."""
 
@@ -338,8 +336,7 @@ def _model(
         device.engines.budget.take(folder, live=arm.version is None)
         kind = kind or kind_of(folder, inspect_network(folder.network))
     checked = check_model(device.settings, device.config, folder, kind, device.user)
-    task = folder.manifest.task
-    for key, trouble in threshold_troubles(task, *thresholds):
+    for key, trouble in threshold_troubles(folder.manifest.task, *thresholds):
         raise ModelError(f"{key}: {trouble}")
     golden = "" if checked.golden is None else f", golden: {checked.golden}"
     other = unlisted(device.engines.profile, checked.choice, device.settings.engine)
