@@ -45,10 +45,10 @@ MOST = 1000
 MOST_BYTES = 1 << 20
 """Most bytes appended before the state is rewritten."""
 SLOW_SECONDS = 0.5
-"""A disk that takes so long for each of the latest lines is slow, as a worn card is."""
-SLOW_LINES = 5
+"""A disk that takes so long for each of the latest writes is slow, as a worn card is."""
+SLOW_WRITES = 5
 STUCK_SECONDS = 5.0
-"""One that has not written a line for so long may not answer at all."""
+"""One that has been at a write for so long may not answer at all."""
 RECENT_SECONDS = 60.0
 
 _STATES = frozenset({"once", "begin", "update", "end"})
@@ -109,7 +109,7 @@ class Disk:
         self.waiting = waiting
         self.failure: OSError | None = None
         """Why the latest write failed."""
-        self._took = deque[float](maxlen=SLOW_LINES)
+        self._took = deque[float](maxlen=SLOW_WRITES)
         """Seconds that the latest writes took."""
         self._begun: float | None = None
         """When the present write began, monotonic seconds; None: there is none."""
@@ -131,8 +131,8 @@ class Disk:
         if begun is not None and now - begun > STUCK_SECONDS:
             return now - begun
         recent = now - self._ended < RECENT_SECONDS
-        slow = recent and len(took) == SLOW_LINES and min(took) > SLOW_SECONDS
-        return sum(took) / SLOW_LINES if slow else None
+        slow = recent and len(took) == SLOW_WRITES and min(took) > SLOW_SECONDS
+        return sum(took) / SLOW_WRITES if slow else None
 
 
 class Journal:
@@ -283,8 +283,9 @@ class Journal:
         """Return why events are not durable, or not at once, as texts for health."""
         found, failure = [], self._disk.failure
         if (slow := self._disk.slow()) is not None:
-            why = f"the disk takes {slow:.1f} s to write one to {self._appended}"
-            found.append(f"events: {why}, and results with events wait for it; it is worn or busy")
+            why = f"the disk of {self._file.path.parent} takes {slow:.1f} s for a write"
+            words = "results with events wait for it; it is worn, busy or failing"
+            found.append(f"events: {why}, and {words}")
         if failure is not None and failure.errno != errno.ENOSPC:  # health says that
             found.append(f"events: {self._not_written(failure)}")
         return found
@@ -338,7 +339,7 @@ class Journal:
 
     def _write(self) -> None:
         """Write the whole state, replacing the appended entries."""
-        with self._writing:
+        with self._writing, self._disk.timed():
             with self._known:
                 now = self._written = time.monotonic()
                 number, waiting = self._latest, len(self._waiting)

@@ -20,7 +20,7 @@ from edge_agent.rules.journal import Journal
 from tests.helpers.mqtt_client import make_client
 from tests.helpers.rule_engines import dispatcher_without_broker, make_dispatcher
 from tests.helpers.stranger import STRANGER
-from tests.helpers.support import Listener, Mosquitto, free_port, wait_until
+from tests.helpers.support import PATIENCE, Listener, Mosquitto, free_port, wait_until
 
 
 def begun(**more: Any) -> dict[str, Any]:
@@ -303,9 +303,32 @@ def test_a_disk_on_which_every_event_waits_is_in_health(
     assert journal.problems() == []
     monkeypatch.setattr("edge_agent.rules.journal.SLOW_SECONDS", 0.0)
     [problem] = journal.problems()
-    assert re.fullmatch(
-        r"events: the disk takes [\d.]+ s to write one to .+events\.log, .+", problem
-    )
+    assert re.fullmatch(rf"events: the disk of {tmp_path} takes [\d.]+ s for a write, .+", problem)
+
+
+def test_a_disk_that_hangs_while_the_state_is_rewritten_is_in_health(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Events waited for it, health was well, and nothing named the disk."""
+    monkeypatch.setattr("edge_agent.rules.journal.STUCK_SECONDS", 0.0)
+    journal = Journal(tmp_path / "events.json", "box")
+    journal.add([(begun(), 1)])
+    hangs, goes_on, sync = threading.Event(), threading.Event(), os.fsync
+
+    def hang(descriptor: int) -> None:
+        hangs.set()
+        assert goes_on.wait(PATIENCE)
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", hang)
+    rewriting = threading.Thread(target=journal.close, args=(0.0,), daemon=True)
+    rewriting.start()
+    assert hangs.wait(PATIENCE)
+    [problem] = journal.problems()
+    assert problem.startswith(f"events: the disk of {tmp_path} takes ")
+    goes_on.set()
+    rewriting.join(PATIENCE)
+    assert journal.problems() == []
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can leave files to somebody else")
