@@ -202,6 +202,19 @@ def test_a_lane_that_waits_for_the_disk_holds_up_no_other_pipeline() -> None:
         assert done.acquire(timeout=PATIENCE), "the newest"
 
 
+def test_a_lane_that_waits_for_the_disk_for_minutes_is_not_alive(bench: Bench) -> None:
+    """A disk that hung for good kept alarms from being raised, and the watchdog was fed."""
+    bench.now, lanes = 0.0, bench.board.lanes
+    bench.put(bench.queue())
+    job = bench.take()
+    assert (lanes.are_alive(29.0, 30.0), lanes.are_alive(30.0, 30.0)) == (True, False)
+    with bench.board.waiting_for_disk():
+        assert (lanes.are_alive(299.0, 30.0), lanes.are_alive(300.0, 30.0)) == (True, False)
+        bench.now = 300.0
+    assert (lanes.are_alive(329.0, 30.0), lanes.are_alive(330.0, 30.0)) == (True, False)
+    bench.board.finish(job, None)
+
+
 def test_who_waits_for_one_that_waits_for_the_disk_lets_another_run() -> None:
     """A rule's event that no result has caused is written with the pipeline's rules locked."""
     bench = Bench()

@@ -195,6 +195,8 @@ class Board(Generic[M]):
             runs = lanes.running.pop(lane, None) is not None
             lacks = runs and lanes.spare == 0
             results = lanes.delivers.get(lane) if runs else None
+            if runs:
+                lanes.waiting[lane] = self._clock()
             if results is not None:
                 results.waits = True
             self._work.notify()
@@ -205,6 +207,7 @@ class Board(Generic[M]):
         finally:
             if runs:
                 with self._lock:
+                    del lanes.waiting[lane]
                     lanes.running[lane] = self._clock()
                     if results is not None:
                         results.waits = False
