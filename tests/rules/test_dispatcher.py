@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pytest
+
 from edge_agent.config.asks import Ask
-from edge_agent.config.rules import Action
-from edge_agent.config.settings import Settings
+from edge_agent.config.rules import Action, Rule
+from edge_agent.config.settings import Pipeline, Settings
+from edge_agent.core.threads import ShutdownQueue
+from edge_agent.core.timeline import Timeline
+from edge_agent.core.types import Outcome, Sample, Timing, Values
+from edge_agent.daemon.event_service import EventService
 from edge_agent.mqtt.message import Answered
 from edge_agent.mqtt.outbox import CROWDED
 from edge_agent.rules.actions import Actions
 from edge_agent.rules.asking import Asking
 from edge_agent.rules.event import Event
+from edge_agent.runtime.pipelines.runner import Runner
 from tests.helpers.mqtt_client import make_client
 from tests.helpers.rule_engines import make_dispatcher
-from tests.helpers.support import Listener, Mosquitto, wait_until
+from tests.helpers.support import PATIENCE, Listener, Mosquitto, wait_until
 
 
 def test_an_event_of_no_rule_is_published_and_acted_on(
@@ -90,3 +100,43 @@ def test_a_message_of_qos_1_waits_where_too_many_are_in_flight() -> None:
     acting.flush()
     assert given[-2:] == ["plant/a", "plant/b"]
     assert (acting.done, acting.failed) == (2, 0)
+
+
+def test_lanes_that_write_events_or_wait_for_who_does_let_others_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the agent's own dispatcher: its journal, and the rules of its pipelines."""
+    rules = (Rule(name="hot", when="value", value="t", above=30.0, frames="1/1"),)
+    porch = Pipeline(name="porch", source="mqtt:porch", model="readings", rules=rules)
+    runner = Runner(
+        Settings(device_id="box", state_dir=str(tmp_path)),
+        lanes=1,
+        catalog=partial(pytest.fail, "no model is loaded here"),
+        loader=partial(pytest.fail, "no model is loaded here"),
+        stops=ShutdownQueue(),
+        timeline=Timeline(),
+    )
+    lanes, goes_on, sync = runner.board.lanes, threading.Event(), os.fdatasync
+    engine = EventService().open(runner).engines.open(porch, lossless=False)
+
+    def hang(descriptor: int) -> None:
+        assert goes_on.wait(PATIENCE)
+        sync(descriptor)
+
+    def work(seq: int) -> None:
+        lanes.running[threading.get_ident()] = time.monotonic()
+        sample = Sample(np.zeros(1, np.float32), seq, time.time_ns(), time.monotonic())
+        timing = Timing(0.0, 0.0, 0.0)
+        engine.process(sample, Outcome("readings", "none", Values({"t": 50.0}), timing), None)
+        del lanes.running[threading.get_ident()]
+
+    monkeypatch.setattr(os, "fdatasync", hang)
+    threads = [threading.Thread(target=work, args=(seq,), daemon=True) for seq in (1, 2)]
+    for thread in threads:
+        thread.start()
+    wait_until(lambda: len(lanes.waiting) == 2, "both lanes")
+    assert lanes.free
+    goes_on.set()
+    for thread in threads:
+        thread.join(PATIENCE)
+    assert (lanes.running, lanes.waiting) == ({}, {})

@@ -22,7 +22,7 @@ from edge_agent.core.types import Outcome, Request, Sample
 from edge_agent.inference.statistics import Cost
 from edge_agent.runtime.scheduler.board import REASONS, Account, Board, FrameQueue, Job
 from edge_agent.runtime.scheduler.queue import MOST_RESULTS, Reason
-from tests.helpers.support import PATIENCE
+from tests.helpers.support import PATIENCE, wait_until
 
 NOTHING = np.zeros(1, np.float32)
 
@@ -213,6 +213,56 @@ def test_a_lane_that_waits_for_the_disk_for_minutes_is_not_alive(bench: Bench) -
         bench.now = 300.0
     assert (lanes.are_alive(329.0, 30.0), lanes.are_alive(330.0, 30.0)) == (True, False)
     bench.board.finish(job, None)
+
+
+def test_no_more_lanes_run_than_before_and_a_spare_one_is_woken() -> None:
+    """A lane that was added for a wait stays, and runs only while another waits."""
+    bench = Bench()
+    board: Board[Served] = Board(lanes=1)
+    bench.board = board
+    bench.put(bench.queue())
+    job = bench.take()
+    bench.put(bench.queue("other"))
+    taken: list[str] = []
+
+    def deliver(job: Job[Served]) -> Callable[[], None]:
+        taken.append(job.queue.name)
+        return lambda: None
+
+    with lanes_of(board, deliver) as lanes:
+        board.lanes.add()
+        wait_until(lambda: bool(board.lanes.spare or taken), "a lane that finds the frame")
+        assert taken == []
+        with board.waiting_for_disk():
+            wait_until(lambda: bool(taken), "the spare lane")
+        assert (taken, len(lanes)) == (["other"], 1)
+        board.finish(job, None)
+
+
+def test_what_came_while_the_disk_wrote_waits_for_no_delivery() -> None:
+    """The result's way to the broker may take long, too: a lane that is free takes the frame."""
+    bench = Bench()
+    board = bench.board
+    slow, other = bench.queue("slow"), bench.queue("other")
+    taken: list[str] = []
+
+    def deliver(job: Job[Served]) -> Callable[[], None]:
+        taken.append(job.queue.name)
+        return lambda: None
+
+    def write() -> None:
+        with board.waiting_for_disk():
+            bench.put(slow)
+            bench.put(other)
+            wait_until(lambda: taken == ["other"] and board.lanes.spare == 1, "the other pipeline")
+        wait_until(lambda: taken == ["other", "slow"], "a lane that takes the next frame")
+
+    bench.put(slow)
+    job = bench.take()
+    with lanes_of(board, deliver):
+        board.lanes.add()
+        wait_until(lambda: board.lanes.spare == 1, "a lane that waits")
+        board.finish(job, write)
 
 
 def test_who_waits_for_one_that_waits_for_the_disk_lets_another_run() -> None:
