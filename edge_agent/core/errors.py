@@ -78,6 +78,10 @@ class SourceInUseError(SourceError):
 class SampleError(AgentError):
     """One sample that cannot be used."""
 
+    quiet_at: float | None = None
+    """When it came, monotonic seconds, where it only says that nothing is known at the moment: a
+    gap, and no trouble yet."""
+
 
 class BrokerError(AgentError):
     """A broker that cannot be reached or refuses us."""

@@ -72,6 +72,9 @@ class Reading:
     at: float | None = None
     """For a live signal: when its last row was measured, seconds on a clock that only goes forward,
     by the sender's times if there are any; None: when it was read."""
+    unknown: Collection[str] | None = ()
+    """The channels, and others, of which it says that no number is known, unlike those that it does
+    not mention; None: each that is NaN."""
 
 
 @record(quick=True, eq=False)
@@ -106,6 +109,8 @@ class Sample:
     """The camera's problem: dark, blurred, frozen or turned; empty: none is known."""
     at: float | None = None
     """For a signal: the `at` of its last row; None: `since`."""
+    unknown: Collection[str] | None = ()
+    """The `unknown` of its reading, without a model."""
 
 
 class State:
@@ -359,6 +364,8 @@ class Values(Findings):
     values: Mapping[str, float]
     digits: int = 6
     """Significant digits of each number."""
+    unknown: frozenset[str] = frozenset()
+    """Those that the source says it does not know, unlike those that it does not mention."""
 
     def as_json(self, digits: int = 1) -> dict[str, Any]:
         del digits

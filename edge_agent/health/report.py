@@ -223,9 +223,10 @@ class Health:
         latest = pipeline.errors.latest
         if latest is not None and now - latest[0] < RECENT_SECONDS:
             reasons.append(f"pipeline {pipeline.name}: {latest[1]}")
-        problems = (pipeline.threshold_problem(), pipeline.split_problem())
+        problems = [pipeline.threshold_problem(), pipeline.split_problem(), *_unread(pipeline)]
         reasons += [f"pipeline {pipeline.name}: {problem}" for problem in problems if problem]
-        return reasons + self._promises.broken(pipeline, now)
+        # Of a message that was refused, the latest error may say the same.
+        return list(dict.fromkeys(reasons)) + self._promises.broken(pipeline, now)
 
     def _expected(self) -> dict[str, Account]:
         """Return the accounts of the pipelines that should keep up with their source."""
@@ -321,6 +322,18 @@ class Health:
             }
             for model in models.values()
         }
+
+
+def _unread(pipeline: Pipeline) -> list[str]:
+    """Return which of the values that the settings name are no numbers, in words."""
+    settings, unread = pipeline.settings, pipeline.errors.unread
+    if not unread or pipeline.state != "running":
+        return []
+    named = {*pipeline.spec.options.get("field", ())}
+    named.update(rule.value for rule in settings.rules if rule.value is not None)
+    if settings.input is not None:
+        named.update(map(str, settings.input.channels))
+    return [words for name in sorted(named) if (words := unread.get(name))]
 
 
 def _serving_problems(serving: Serving, where: str) -> list[str]:

@@ -101,8 +101,10 @@ class Readings(Model):
             rate = spec.resample_hz or spec.rate_hz
             row = WindowStats(sample.data.shape, spec.stats.of, rate)(row).reshape(-1)
         digits = DOUBLE if row.dtype == np.float64 else SINGLE
-        each = zip(names, row.tolist(), strict=True)
-        found = Values({name: value for name, value in each if not isnan(value)}, digits)
+        each = dict(zip(names, row.tolist(), strict=True))
+        known = {name: value for name, value in each.items() if not isnan(value)}
+        unknown = each.keys() - known.keys() if sample.unknown is None else sample.unknown
+        found = Values(known, digits, frozenset(unknown))
         self.stats.add(0.0)
         return Outcome(READINGS, "", found, Timing((time.perf_counter() - start) * 1e3, 0.0, 0.0))
 
@@ -207,6 +209,7 @@ class EachReading(Windower):
                     follows=self._follows,
                     names=reading.columns,
                     at=at,
+                    unknown=reading.unknown,
                 )
             )
             self._follows = True

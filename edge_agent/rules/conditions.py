@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from ..config.rule_kinds import Measured, kind_of, rules_by_trigger
 from ..config.rules import Rule
 from ..config.settings import Pipeline
-from ..core.types import Outcome
+from ..core.types import Outcome, Values
 from .event import UPDATE_SECONDS, EventLog, OngoingEvent, Why
 from .geometry import Gates, common, where
 from .motion import Slots
@@ -121,7 +121,7 @@ class _Entry:
         self.waited = 0
         """Results since the event could have begun but for that."""
         self.untold: float | None = None
-        """Time of the first of the latest results that do not tell of its labels."""
+        """Time of the first of the latest results that do not tell of its labels or its value."""
 
 
 class Conditions:
@@ -200,12 +200,17 @@ class Conditions:
                     entry.untold = self._log.now
                 self._stand_still(entry)
                 continue
-            entry.untold = None
+            found = outcome.findings
+            if isinstance(found, Values) and value is None and entry.rule.value in found.unknown:
+                entry.untold = self._log.now  # until a number comes
+                entry.condition.interrupt()
+                continue
             if value is not None:
                 entry.facts, entry.model = facts, outcome.model
             elif outcome.model == entry.model or self._splits:
                 continue  # a result without the value: no temperature, but the battery
             # Else a version serves that has no such value: what has begun would never end.
+            entry.untold = None
             change = entry.condition.step(value, self._log.now, plain=plain)
             if entry.column is not None and counts is not None:
                 entry.shown = self._is_shown(entry, entry.column, outcome)

@@ -130,9 +130,10 @@ class RuleEngine:
 
     def _keep(self, outcome: Outcome) -> None:
         found = outcome.findings
-        names = tuple(sorted(found.values)) if isinstance(found, Values) else ()
-        self._latest.pop(names, None)
-        self._latest[names] = outcome
+        names = {*found.values, *found.unknown} if isinstance(found, Values) else set[str]()
+        kind = tuple(sorted(names))
+        self._latest.pop(kind, None)
+        self._latest[kind] = outcome
         if len(self._latest) > MOST_KINDS:
             del self._latest[next(iter(self._latest))]
 

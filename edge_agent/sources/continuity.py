@@ -7,7 +7,7 @@ counted; a silence that is too long is a gap.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import median
@@ -61,6 +61,8 @@ class Rows:
     """Whether the device itself reports that something is missing before them."""
     flaw: Callable[[int, int], SampleError] | None = None
     """For rows with missing numbers (NaN): returns why, by row and column."""
+    unknown: Mapping[str, str] | None = None
+    """See `Reading.unknown`; with what the device says instead of a number."""
 
 
 @dataclass(slots=True)
@@ -134,6 +136,7 @@ class Continuity:
             gap=gap,
             flaw=rows.flaw,
             at=self._at,
+            unknown=rows.unknown,
         )
 
     def pieces(self, rows: Rows) -> list[Reading]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Protocol
+
+import numpy as np
 
 from ..core.errors import SampleError, SilentError, SourceError
 from ..core.types import Reading
@@ -16,14 +18,19 @@ from .spec import SourceSpec
 
 MAX_WAITING = 4096
 """Most readings waiting for a pipeline; if it falls further behind, it loses all of them."""
+UNREAD = 3
+"""A value that so many messages in a row say is not known is a problem; fewer may pass."""
+MOST_UNREAD = 100
+"""Most values that are counted so."""
 
 
 class EmptyError(SampleError):
-    """A message is an object that holds none of the values, or only nulls."""
+    """A message is an object that holds none of the values, or says that they are not known."""
 
-    def __init__(self, words: str, *, null: bool) -> None:
-        """*null*: it holds one of them, of which nothing is known at the moment."""
+    def __init__(self, words: str, unknown: Mapping[str, str], *, null: bool) -> None:
+        """*unknown*: see `Rows`; *null*: it is about one of the values."""
         super().__init__(words)
+        self.unknown = unknown
         self.null = null
 
 
@@ -47,6 +54,10 @@ class Signal:
     def __init__(self, spec: SourceSpec, device: Device, counts: Counts | None) -> None:
         """Read an opened device; *counts* continue."""
         self.continuity = Continuity(spec.options["gap_s"], counts)
+        self.unread: dict[str, str] = {}
+        """Values that the latest messages say are not known, each with the words of the last."""
+        self._unread: dict[str, int] = {}
+        """In how many messages in a row."""
         self._name = spec.redacted
         self._device = device
 
@@ -54,6 +65,7 @@ class Signal:
         del wanted
         found: list[Reading | SampleError] = []
         for item in self._device.read(timeout):
+            self._note(item)
             if isinstance(item, EmptyError) and not (item.null or self.continuity.is_silent()):
                 continue  # it is of something else
             try:
@@ -61,9 +73,33 @@ class Signal:
                     raise item
                 found += self.continuity.pieces(item)
             except SampleError as problem:
+                if problem.quiet_at is not None:
+                    found.append(problem)
+                    continue
                 self.continuity.counts.refused += 1
                 found.append(SampleError(f"{self._name}: {problem}"))
         return found
+
+    def _note(self, item: Rows | SampleError) -> None:
+        """Count in how many messages in a row each value is not known."""
+        if isinstance(item, Rows):
+            if item.flaw is None and not (item.unknown or self._unread):
+                return  # as nearly always
+            unknown = dict(item.unknown or {})
+            for place, column in enumerate(item.data.T):
+                name = item.columns[place] if item.columns else str(place)
+                if not np.isnan(column).all():
+                    self._unread.pop(name, None)
+                    self.unread.pop(name, None)
+                elif item.unknown is None and item.flaw is not None:
+                    unknown[name] = str(item.flaw(0, place))
+        else:
+            unknown = dict(item.unknown) if isinstance(item, EmptyError) else {}
+        for name, words in unknown.items():
+            if name in self._unread or len(self._unread) < MOST_UNREAD:
+                self._unread[name] = count = self._unread.get(name, 0) + 1
+                if count >= UNREAD:
+                    self.unread[name] = f"{self._name}: {words}"
 
     def close(self) -> None:
         self._device.close()
@@ -87,6 +123,12 @@ class LiveSignal(Tap):
         """Counters of the device since it was first opened."""
         signal = self._shared.producer
         return signal.continuity.counts if isinstance(signal, Signal) else None
+
+    @property
+    def unread(self) -> Mapping[str, str]:
+        """See `Signal.unread`."""
+        signal = self._shared.producer
+        return signal.unread if isinstance(signal, Signal) else {}
 
     def offer(self, item: Reading | SampleError) -> None:
         if len(self.waiting) >= MAX_WAITING:

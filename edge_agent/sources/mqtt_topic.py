@@ -26,7 +26,7 @@ from ..core.frozen import record
 from ..core.json_text import HalfLetterError, read_json
 from ..core.types import Array
 from .continuity import Rows
-from .live_signal import EmptyError, LiveSignal, share
+from .live_signal import MOST_UNREAD, EmptyError, LiveSignal, share
 from .source import SourceContext, Topics
 from .spec import SourceSpec
 
@@ -60,14 +60,17 @@ class Payload:
     remark: Callable[[str, str], object] = lambda _path, _words: None
     """Called with a path, and what is wrong with its value where a message is read nevertheless."""
 
-    def read(self, payload: bytes) -> tuple[Array, tuple[str, ...], NDArray[np.int64] | None]:
+    def read(
+        self, payload: bytes, wrong: dict[str, str] | None = None
+    ) -> tuple[Array, tuple[str, ...], NDArray[np.int64] | None]:
         """Return rows (n, channels), the names of the channels, and the sender's times, ns.
 
         Named fields that a message does not hold are NaN; it must hold one of them. So is what is
-        no number among others, as a model may not take it: `flaw` is its error.
+        no number among others, as a model may not take it: `flaw` is its error. Of an object
+        *wrong* gets what is no number, null included, with words for each.
 
         Raises:
-            EmptyError: it is an object without any of the values.
+            EmptyError: it is an object without any of the values, or with null or texts for them.
             SampleError: the payload is not as expected; the text has both.
         """
         if len(payload) > MAX_BYTES:
@@ -86,28 +89,20 @@ class Payload:
                     f"expected an object with {', '.join(self.fields)}, found {_shown(value)}"
                 )
             return _rows(_plain(value), loose=True), (), None
-        names = self.fields or tuple(
-            key for key in value if key != self.time and _is_data(value[key])
-        )
-        # If all values are texts, use those that are plain numbers.
-        names = names or tuple(
-            key for key in value if key != self.time and _from_text(value[key]) is not value[key]
-        )
-        names = names or tuple(
-            key for key in value if key != self.time and isinstance(value[key], bool)
-        )
+        wrong = {} if wrong is None else wrong
+        names = self.fields or self._names(value, wrong)
         if not names:
-            null = any(value[key] is None for key in value if key != self.time)
+            null = any(value[key] is None for key in wrong)
             words = f"expected an object that holds numbers, found {_shown(value)}"
-            raise EmptyError(words, null=null)
-        wrong: dict[str, str] = {}
+            raise EmptyError(words, wrong, null=null)
         columns = [_column_at(value, name, wrong) for name in names]
         counts = Counter(len(column) for column in columns if column is not None)
         if not counts:
-            if wrong:
-                raise SampleError(next(iter(wrong.values())))
+            for name in wrong:
+                if not _is_unknown(_find(value, name.split("."))[0]):
+                    raise SampleError(wrong[name])
             words = f"expected a field {names[0]}, found {_shown(value)}"
-            raise EmptyError(words, null=any(_find(value, name.split(".")) for name in names))
+            raise EmptyError(next(iter(wrong.values()), words), wrong, null=bool(wrong))
         (count, most), *others = counts.most_common()
         if others and (self.fields or others[0][1] == most):
             raise SampleError(
@@ -121,6 +116,16 @@ class Payload:
         for name in wrong if self.fields else ():
             self.remark(name, f"{wrong[name]}; the other fields are read")
         return rows, names, times
+
+    def _names(self, value: Mapping[str, Any], wrong: dict[str, str]) -> tuple[str, ...]:
+        """Return the keys at the top with numbers; *wrong* gets those with null or a text."""
+        others = {key: each for key, each in value.items() if key != self.time}
+        wrong |= {key: _words(key, each) for key, each in others.items() if _is_unknown(each)}
+        # If all values are texts, use those that are plain numbers.
+        for fits in (_is_data, lambda each: _from_text(each) is not each, _is_boolean):
+            if names := tuple(key for key, each in others.items() if fits(each)):
+                return names
+        return ()
 
     def _times(self, value: Mapping[str, Any], path: str, count: int) -> NDArray[np.int64]:
         """Return the time of each of *count* rows, or only of the last one."""
@@ -158,8 +163,10 @@ class TopicMessages:
         self._given_up = 0
         self._empty = EMPTY
         """Messages in a row without a value; as if there had been many before the first one."""
-        self._null = False
-        """Whether one of them has held a value that was null."""
+        self._null = 0
+        """How many of them since the first have said that a value is not known."""
+        self._columns: set[str] = set()
+        """What has been a number so far, where no field is named."""
         self._came = threading.Condition()
         topics.open(topic, self._put, held=payload.time is not None)
 
@@ -190,20 +197,32 @@ class TopicMessages:
         if given_up:
             found.append(SampleError(f"{given_up} messages waited too long and were given up"))
         for payload, time_ns, since in messages:
+            wrong: dict[str, str] = {}
             try:
-                data, columns, times = self._payload.read(payload)
+                data, columns, times = self._payload.read(payload, wrong)
             except EmptyError as problem:
                 self._empty += 1
-                self._null |= problem.null
-                if self._empty >= EMPTY:
+                problem.null |= not self._columns.isdisjoint(problem.unknown)
+                self._null += problem.null
+                problem.quiet_at = since if problem.null and self._null < EMPTY else None
+                if problem.null or self._empty >= EMPTY:
                     found.append(problem)
             except SampleError as problem:
                 found.append(problem)
             else:
-                why = flaw(data, columns)
+                why, unknown = flaw(data, columns), wrong if columns else None
                 # No window may span what was null.
-                found.append(Rows(data, time_ns, since, columns, times, gap=self._null, flaw=why))
-                self._empty, self._null = 0, False
+                found.append(
+                    Rows(
+                        *(data, time_ns, since, columns, times),
+                        gap=self._null > 0,
+                        flaw=why,
+                        unknown=unknown,
+                    )
+                )
+                self._empty = self._null = 0
+                if not self._payload.fields and len(self._columns) < MOST_UNREAD:
+                    self._columns.update(columns)
         return found
 
     def close(self) -> None:
@@ -265,18 +284,18 @@ def _cells(value: Any) -> Array | None:
 
 
 def _column_at(value: Mapping[str, Any], path: str, wrong: dict[str, str]) -> Array | None:
-    """Return the values of a field; None if it is missing or null, or no numbers: *wrong* says so.
+    """Return the values of a field; None if it is missing, or no numbers: *wrong* says so.
 
     Raises:
         SampleError: it has several channels.
     """
     found = _find(value, path.split("."))
-    if not found or found[0] is None:
+    if not found:
         return None
     try:
         rows = _rows(_plain(found[0]))
     except SampleError:
-        wrong[path] = f"{path}: expected numbers, found {_shown(found[0])}"
+        wrong[path] = _words(path, found[0])
         return None
     if rows.shape[0] > 1 and rows.shape[1] > 1:
         raise SampleError(f"{path}: expected one channel, found rows of {rows.shape[1]}")
@@ -340,6 +359,15 @@ def _time_ns(value: Any, name: str, remark: Callable[[str, str], object]) -> int
     raise SampleError(f"{name}: expected a time, found {_shown(value)}")
 
 
+def _words(path: str, value: Any) -> str:
+    return f"{path}: expected numbers, found {_shown(value)}"
+
+
+def _is_unknown(value: Any) -> bool:
+    """Whether a value is one of which the sender says that it is not known."""
+    return value is None or isinstance(_from_text(value), str)
+
+
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
@@ -354,6 +382,10 @@ def _from_text(value: Any) -> Any:
 def _plain(value: Any) -> Any:
     """Return a boolean as 1 or 0, and the number in a text; any other value unchanged."""
     return float(value) if isinstance(value, bool) else _from_text(value)
+
+
+def _is_boolean(value: Any) -> bool:
+    return isinstance(value, bool)
 
 
 def _is_data(value: Any) -> bool:

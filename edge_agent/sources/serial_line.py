@@ -153,12 +153,14 @@ class SerialLines:
         first, self._first = self._first, False
         if first:
             return []
+        wrong: dict[str, str] = {}
         try:
-            data, columns, _ = Payload().read(line.strip(b" \t\0"))
+            data, columns, _ = Payload().read(line.strip(b" \t\0"), wrong)
         except SampleError as problem:
             return [problem]
         gap, self._missing = self._missing, False
-        return [Rows(data, time_ns, since, columns, gap=gap, flaw=flaw(data, columns))]
+        why, unknown = flaw(data, columns), wrong if columns else None
+        return [Rows(data, time_ns, since, columns, gap=gap, flaw=why, unknown=unknown)]
 
     def _parse(self, line: bytes) -> list[float] | None:
         """Return the numbers in a line; None if it is empty, a header, or possibly incomplete."""

@@ -122,7 +122,8 @@ def readings(source: Source) -> Iterator[Reading | SampleError]:
         try:
             reading = source.retrieve()
         except SampleError as problem:
-            yield problem
+            if problem.quiet_at is None:
+                yield problem
         else:
             yield reading
 

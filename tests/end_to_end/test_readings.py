@@ -64,6 +64,8 @@ def test_a_sensor_that_reports_changes_need_not_say_again_that_it_is_warm(
             ("irregular", "", {"rules": [{**rule, "for_s": 0.5}]}),
             ("hasty", "?gap_s=60", {"rules": [{**rule, "for_s": 0.5}], "deadline_ms": 1e4}),
             ("refused", "?gap_s=60", {"rules": [{**rule, "for_s": 0.5}]}),
+            ("null", "?gap_s=60&field=value", {"rules": [{**rule, "for_s": 0.5}]}),
+            ("away", "?gap_s=60", {"rules": [{**rule, "for_s": 0.5}]}),
             ("gathered", "?gap_s=60&field=value&time=t", {"rules": [{**rule, "for_s": 0.5}]}),
             ("other", "?gap_s=60&field=value", {"rules": [{**rule, "for_s": 3.0}]}),
             ("beside", "?gap_s=60&field=value,h", {"rules": [{**rule, "for_s": 3.0}]}),
@@ -79,18 +81,50 @@ def test_a_sensor_that_reports_changes_need_not_say_again_that_it_is_warm(
         named: dict[Any, str] = {
             "gathered": gathered,
             "other": '{"value": 9}',
+            "null": '{"value": 9}',
+            "away": '{"value": 9}',
             "beside": '{"value": 9, "h": "unavailable"}',
         }
         said = named.get(pipeline["name"], "9")
         heard.publish(f"plant/{pipeline['name']}", said)
     heard.publish("plant/refused", "NaN")
+    heard.publish("plant/null", '{"value": null}')
+    heard.publish("plant/away", '{"value": "unavailable", "h": 40}')
     for _ in range(12):
         heard.publish("plant/other", '{"power": 3}')
     for name in ("changes", "other", "beside"):
         (begun,) = on(heard, f"edge/box/event/{name}", 1)
         assert (begun["state"], begun["value"]) == ("begin", 9)
-    for name in ("irregular", "hasty", "refused", "gathered"):
+    for name in ("irregular", "hasty", "refused", "null", "away", "gathered"):
         assert heard.on(f"edge/box/event/{name}") == []
+    for health in heard.on("edge/box/health"):
+        assert all("plant/refused" in why for why in health["why"] if why.startswith("pipeline"))
+
+
+def test_a_value_that_is_never_a_number_is_in_health_until_it_is(
+    broker: Mosquitto, listen: Listeners, agent: Agents
+) -> None:
+    """Of fields that the source names, and of values that a rule does; no other texts."""
+    hot = {"name": "hot", "when": "value", "value": "t", "above": 30, "frames": "1/1"}
+    named = {"name": "named", "source": "mqtt:plant/named?field=t,h", "model": "readings"}
+    ruled = {"name": "ruled", "source": "mqtt:plant/ruled", "model": "readings", "rules": [hot]}
+    heard = listen(broker.port, "#")
+    running = agent(agent_settings("box", broker.url, [named, ruled]))
+    for name in ("named", "ruled"):
+        heard.wait_state(f"edge/box/source/{name}", state="running")
+        for _ in range(3):
+            heard.publish(f"plant/{name}", '{"t": "52,5", "h": 40, "state": "on"}')
+        heard.wait_why(f"pipeline {name}: mqtt:plant/{name}")
+    why = heard.wait_why("plant/ruled")["why"]
+    assert [each.partition(": ")[2].partition(": ")[2] for each in why] == [
+        "t: expected numbers, found '\"52,5\"'"
+    ] * 2
+    for name in ("named", "ruled"):
+        heard.publish(f"plant/{name}", '{"t": 52.5, "h": 40, "state": "on"}')
+    heard.wait_for(lambda _: heard.on("edge/box/health")[-1]["why"] == [], "health without it")
+    (begun,) = on(heard, "edge/box/event/ruled", 1)
+    assert (begun["state"], begun["value"]) == ("begin", 52.5)
+    assert running.stop() == 0
 
 
 def test_what_a_sensor_says_is_published_judged_and_shown(

@@ -6,12 +6,14 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
+import pytest
 
 from edge_agent.config.sensor_input import SensorInput
 from edge_agent.core.callbacks import Callbacks
-from edge_agent.core.types import Sample
+from edge_agent.core.types import Outcome, Reading, Sample, Values
 from edge_agent.inference.readings import Readings
 
+NAN = float("nan")
 FIELDS = (1, 2000)
 """Of the messages in turn."""
 
@@ -37,3 +39,20 @@ def test_messages_of_changing_fields_keep_their_own_names() -> None:
             assert all(lanes.map(ask, range(400)))
     finally:
         sys.setswitchinterval(before)
+
+
+@pytest.mark.parametrize(
+    ("said", "unknown"), [(None, {"t"}), (("t", "state"), {"t", "state"}), ((), set())]
+)
+def test_a_place_of_a_line_without_a_number_is_not_known(
+    said: tuple[str, ...] | None, unknown: set[str]
+) -> None:
+    """Of a message its sender says so; of a row of a file an empty cell says nothing."""
+    model = Readings(SensorInput().spec, Callbacks())
+    reading = Reading(np.array([[NAN, 40.0]]), 0, 0.0, columns=("t", "h"), unknown=said)
+    (sample,) = model.windower(reading.columns).push(reading)
+    found = model.infer(sample)
+    assert isinstance(found, Outcome)
+    assert isinstance(found.findings, Values)
+    assert found.findings.unknown == unknown
+    assert found.findings.as_json() == {"values": {"h": 40.0}}

@@ -76,6 +76,57 @@ def test_what_a_silent_sensor_has_said_begins_its_event_when_the_rule_may() -> N
     assert stage.told()[4:] == [("open", "begin")]
 
 
+def test_the_seconds_of_a_value_that_is_not_known_do_not_pass() -> None:
+    """A sensor that said that it does not know its temperature raised the alarm of the last one.
+
+    Other values of its messages go on, and so does what has begun, until a number tells.
+    """
+    warm = {"name": "warm", "when": "value", "value": "t", "above": 30, "frames": "1/1"}
+    damp = {**warm, "name": "damp", "value": "h", "for_s": 12}
+    away = Values({"h": 40.0}, unknown=frozenset({"t"}))
+    stage = Stage(rules=[{**warm, "for_s": 12}, damp])
+    stage.give(Values({"t": 50.0, "h": 40.0}))
+    stage.give(away, wait=6.0)
+    stage.give(Values({"h": 40.0}), wait=1.0)  # does not mention it
+    stage.tick(7.0, silent=True)
+    assert stage.told() == [("damp", "begin")]
+    stage.give(Values({"t": 50.0}), wait=1.0)
+    stage.tick(11.0, silent=True)
+    assert stage.told() == [("damp", "begin")]
+    stage.tick(3.0, silent=True)
+    stage.give(away, wait=1.0)
+    stage.tick(30.0, silent=True)
+    begun = [("damp", "begin"), ("warm", "begin")]
+    assert stage.told() == begun
+    stage.give(Values({"t": 20.0}), wait=1.0)
+    assert stage.told() == [*begun, ("warm", "end")]
+
+
+def test_no_event_begins_after_a_cooldown_with_a_value_that_is_not_known_any_more() -> None:
+    """It had been true when the cooldown began to hold it back."""
+    stage = Stage(rules=[{**OPEN, "cooldown_s": 8}])
+    for contact in (1.0, 0.0, 1.0):
+        stage.give(Values({"contact": contact}))
+    stage.give(Values({}, unknown=frozenset({"contact"})), wait=1.0)
+    stage.give(Values({"battery": 89.0}), wait=1.0)
+    stage.tick(20.0, silent=True)
+    assert stage.told() == [("open", "begin"), ("open", "end")]
+    stage.give(Values({"contact": 1.0}), wait=1.0)
+    assert stage.told()[2:] == [("open", "begin")]
+
+
+def test_a_new_rule_does_not_begin_with_a_value_that_is_not_known_any_more() -> None:
+    """What a silent sensor has said holds under other rules, but not beyond its own word."""
+    stage = Stage(rules=[])
+    stage.give(Values({"contact": 1.0, "battery": 90.0}))
+    stage.give(Values({"battery": 90.0}, unknown=frozenset({"contact"})))
+    stage.apply(rules=[OPEN])
+    stage.tick(5.0, silent=True)
+    assert stage.told() == []
+    stage.give(Values({"contact": 1.0}), wait=1.0)
+    assert stage.told() == [("open", "begin")]
+
+
 @pytest.mark.parametrize(("why", "again"), [("stopped", 1), ("reloaded", 1), ("lost", 0)])
 def test_what_is_switched_off_and_on_does_not_wait_for_its_cooldown(why: Any, again: int) -> None:
     """It ended because of whoever did that; a camera that fails now and then is to tell once."""

@@ -236,6 +236,13 @@ def test_what_a_model_does_not_read_of_a_line_costs_nothing(cell: str, tmp_path:
     assert str(rows.flaw(2, 0)) == "expected a number at place 0 of each line"
 
 
+def test_what_a_line_says_is_not_known_is_told_apart(tmp_path: Path) -> None:
+    """Of an object by its keys; of a row each place without a number is one."""
+    said = lines(tmp_path).take(b'{"t": null, "h": 40}\n{"h": 40}\n1,2\nnan,2\n', 0, 0.0)
+    found = [item.unknown for item in said if isinstance(item, Rows)]
+    assert found == [{"t": "t: expected numbers, found 'null'"}, {}, None]
+
+
 @pytest.mark.parametrize("line", ["1" * 60_000 + "x", "t" + " " * 60_000 + "x"])
 def test_a_long_line_of_noise_is_refused_at_once(line: str, tmp_path: Path) -> None:
     """Trying each division of it took minutes, in which no pipeline had a result."""

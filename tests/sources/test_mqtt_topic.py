@@ -15,7 +15,8 @@ from edge_agent.core.errors import SampleError
 from edge_agent.mqtt import subscriptions
 from edge_agent.mqtt.connection import ReceivedMessage
 from edge_agent.mqtt.subscriptions import Feeds
-from edge_agent.sources.live_signal import Signal
+from edge_agent.sources.continuity import Rows
+from edge_agent.sources.live_signal import UNREAD, Signal
 from edge_agent.sources.mqtt_topic import EMPTY, Payload, TopicMessages, flaw
 from edge_agent.sources.spec import parse_source
 from tests.helpers.support import wait_until
@@ -218,14 +219,19 @@ def test_a_message_about_something_else_is_no_error() -> None:
     def read(*messages: bytes) -> list[str]:
         for message in messages:
             feeds.take(ReceivedMessage("z/door", message, False, None, None, lambda: None, 0))
-        return [str(item) if isinstance(item, SampleError) else "rows" for item in sensor.read(0)]
+        return [
+            str(item) if isinstance(item, SampleError) else "rows"
+            for item in sensor.read(0)
+            if not isinstance(item, SampleError) or item.quiet_at is None
+        ]
 
     words = "expected a field contact, found '{\"battery\": 3}'"
     assert read(b'{"battery": 3}') == [words]  # it may be misspelled
     assert read(b'{"contact": true}', b'{"battery": 3}', b'{"contact": null}') == ["rows"]
-    assert read(b'{"contact": "perhaps"}') == ["contact: expected numbers, found '\"perhaps\"'"]
+    assert read(b'{"contact": "perhaps"}') == []
+    assert read(b'{"contact": {}}') == ["contact: expected numbers, found '{}'"]
     # Not one of many in a row: it may have another name now.
-    assert read(*[b'{"battery": 3}'] * EMPTY) == [words] * 3
+    assert read(*[b'{"battery": 3}'] * EMPTY) == [words] * 4
 
 
 @pytest.mark.parametrize(
@@ -253,6 +259,58 @@ def test_what_a_message_is_about_decides_whether_it_is_an_error(
         wait_until(signal.continuity.is_silent, "a gap")
     read(*[other] * (EMPTY + 2))
     assert (signal.continuity.counts.samples, signal.continuity.counts.refused) == (1, refused)
+
+
+@pytest.mark.parametrize("fields", [("t", "h"), ()])
+@pytest.mark.parametrize("said", [b'{"t": "52,5", "h": 40}', b'{"t": "52,5"}'])
+def test_a_value_that_message_after_message_does_not_know_is_named_until_it_is(
+    fields: tuple[str, ...], said: bytes, tmp_path: Path
+) -> None:
+    """A sensor with a decimal comma never raised its alarm, and all was well.
+
+    Not one that is away for a moment, nor one that has nothing to say of it.
+    """
+    feeds = Feeds()
+    spec = parse_source("mqtt:z/air?gap_s=60", tmp_path)
+    signal = Signal(spec, TopicMessages(feeds, "z/air", Payload(fields)), None)
+
+    def read(*messages: bytes) -> dict[str, str]:
+        for message in messages:
+            feeds.take(ReceivedMessage("z/air", message, False, None, None, lambda: None, 0))
+        found = signal.read(0, lambda _at: True)
+        assert not any(isinstance(item, SampleError) and item.quiet_at is None for item in found)
+        return signal.unread
+
+    number, other = b'{"t": 21, "h": 40}', b'{"h": 40}'
+    assert read(number, *[said] * (UNREAD - 1), number, said, other, said, other) == {}
+    words = "mqtt:z/air?gap_s=60: t: expected numbers, found '\"52,5\"'"
+    assert read(said, other) == {"t": words}
+    assert read(number) == {}
+    assert signal.continuity.counts.refused == 0
+
+
+@pytest.mark.parametrize(
+    ("fields", "message", "unknown"),
+    [
+        (("t", "h"), b'{"t": null, "h": 40}', {"t"}),
+        (("t", "h"), b'{"t": "unknown", "h": 40, "on": "x"}', {"t"}),
+        (("t", "h"), b'{"h": 40}', set()),
+        ((), b'{"t": null, "h": 40}', {"t"}),
+        ((), b'{"t": "unavailable", "h": 40}', {"t"}),
+        ((), b'{"t": ["x"], "e": {"p": 1}, "h": 40}', set()),
+    ],
+)
+def test_what_a_message_says_is_not_known_is_not_what_it_does_not_mention(
+    fields: tuple[str, ...], message: bytes, unknown: set[str]
+) -> None:
+    """Both were NaN, so that the last value held for what had none."""
+    feeds = Feeds()
+    sensor = TopicMessages(feeds, "z/air", Payload(fields))
+    feeds.take(ReceivedMessage("z/air", message, False, None, None, lambda: None, 0))
+    (rows,) = sensor.read(0)
+    assert isinstance(rows, Rows)
+    assert rows.unknown is not None
+    assert set(rows.unknown) == unknown
 
 
 @pytest.mark.parametrize(

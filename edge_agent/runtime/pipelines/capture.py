@@ -159,6 +159,7 @@ class Capture:
                     attempt.limit, attempt.opening = self.spec.stall_seconds, False
                     self._status.is_open = True
                     self.counts = getattr(source, "counts", None)
+                    self._errors.unread = getattr(source, "unread", {})
                     # A sensor may send nothing for hours and still work, unless `stall_s` is set.
                     silent = self.spec.live and self.spec.kind == "signal"
                     if attempt.late or (silent and math.isinf(self.spec.stall_seconds)):
@@ -272,8 +273,11 @@ class Capture:
 
     def refuse(self, problem: SampleError, attempt: Attempt, windows: Windows | None) -> None:
         """Count a reading, or a row of one, that cannot be used."""
-        self.board.drop(self.queue, "error")
-        self._errors.record(problem)
+        if problem.quiet_at is not None:
+            self._errors.quiet_at = problem.quiet_at
+        else:
+            self.board.drop(self.queue, "error")
+            self._errors.record(problem)
         if windows is not None:
             windows.end("gap" if self.spec.live else "partial")  # no window may span it
         if self.spec.lossless:

@@ -222,7 +222,8 @@ class Pipeline:
         latest, gap_s = self.stream.latest, self.spec.options.get("gap_s")
         if not self.settings.tells_each_reading or gap_s is None:
             return -inf
-        refused = self.errors.latest is not None and self.errors.latest[0] > latest
+        error_at = -inf if self.errors.latest is None else self.errors.latest[0]
+        refused = max(error_at, self.errors.quiet_at) > latest
         if refused or self.stream.together or time.monotonic() - latest > gap_s:
             return -inf
         running = self.spec.live and self.state == "running" and self.queue.at_rest

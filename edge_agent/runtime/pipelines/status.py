@@ -6,6 +6,7 @@ These are the state of its source and the errors of its frames.
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import field
@@ -147,6 +148,10 @@ class FrameErrors:
     def __init__(self, name: str) -> None:
         self.latest: tuple[float, str] | None = None
         """When and why a frame or result was last dropped by an error."""
+        self.quiet_at = -math.inf
+        """The latest `SampleError.quiet_at`."""
+        self.unread: Mapping[str, str] = {}
+        """Of a live signal: values that the latest messages say are not known, in words."""
         self.sinks = 0
         """Results not accepted by a sink because it raised."""
         self._name = name
