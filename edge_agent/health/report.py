@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ..core.errors import Unfit
+from ..core.logs import Latch
 from ..core.owners import foreign
 from ..core.state_file import unwritten
 from ..core.text import counted
@@ -182,6 +183,7 @@ class Health:
         self._rates = _Rates()
         self._malformed = malformed
         self._credible = credible
+        self._clock_unset = Latch()
         self._problems = problems
         self._events = events
         self._answers = answers
@@ -191,11 +193,13 @@ class Health:
     def problems(self) -> list[str]:
         """Return why the device is degraded, as texts; empty: it is not."""
         reasons = [problem for problems in self._problems for problem in problems()]
-        if not self._credible():
-            shown = payloads.iso(time.time_ns())
-            reasons.append(
-                f"clock: shows {shown} and has not been set; times are not to be trusted"
-            )
+        unset = not self._credible()
+        # The day alone: with the time it would be another reason each time.
+        day = payloads.iso(time.time_ns())[:10]
+        words = f"clock: shows {day} and has not been set; times are not to be trusted"
+        if self._clock_unset.begins(unset):
+            log.warning("%s", words)
+        reasons += [words] * unset
         now = self._clock()
         pipelines = self._pipelines()
         for serving in self._servings():

@@ -194,7 +194,8 @@ def test_a_clock_that_is_set_while_the_agent_runs(
     assert str(results()[0]["time"]).startswith("1971-01-01T")
     health = listener.wait_for(lambda _: listener.last("edge/box/health"), "health")
     assert health["clock"] == "unset"
-    assert any(why.startswith("clock: shows 1971") for why in health["why"])
+    assert any(why.startswith("clock: shows 1971-01-01 and has") for why in health["why"])
+    assert "WARNING clock: shows 1971-01-01 and has not been set" in running.words()
     assert ask("early", datetime.now(UTC))["ok"] is True
 
     put("+3600")
