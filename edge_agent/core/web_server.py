@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -18,6 +19,8 @@ def web_server(app: Any, log_level: str, **options: Any) -> uvicorn.Server:
     """Return a server of an ASGI application; *options* are uvicorn's own."""
     import uvicorn
 
+    # "socket.send() raised exception.": a caller has hung up, which is no business of an operator.
+    logging.getLogger("asyncio").setLevel(logging.ERROR)
     return uvicorn.Server(
         uvicorn.Config(
             app,
