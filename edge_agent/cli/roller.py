@@ -272,7 +272,7 @@ class Roller:
                 outcome, why = self._wave(plan)
                 counts = tally(plan, self._fleet, plan.wave)
                 print("\n".join([f"  {counts}", *trouble_lines(counts)]), flush=True)
-                plan = _after(plan, outcome, why)
+                plan = after_wave(plan, outcome, why)
             self._client.wait_published([self._publish(plan)])
             self._hear(0.0)  # what came before it on the broker has arrived
             if plan.back:
@@ -343,6 +343,8 @@ class Roller:
                 self._come_back("no device has reported for a while over this node of the cluster")
             if now - began > plan.gate.timeout_s:
                 done = f"{counts.ended_online} of {counts.online} online devices have ended"
+                if not counts.online:
+                    done = "no device of the wave is online; resume --next goes on without"
                 return "unknown", f"after {plan.gate.timeout_s:.0f} s {done}"
 
     def _tell(self, counts: Tally, told: set[str]) -> None:
@@ -472,11 +474,11 @@ def _holds(other: Plan, own: Plan, seen: int) -> bool:
     return crossing or other.serial > own.serial
 
 
-def _after(plan: Plan, outcome: Outcome, why: str | None) -> Plan:
+def after_wave(plan: Plan, outcome: Outcome, why: str | None = None) -> Plan:
     """Return the plan after a wave with this outcome."""
     if outcome == "good":
         last = plan.wave + 1 == len(plan.waves)
-        return changed(plan, state="done") if last else changed(plan, wave=plan.wave + 1)
+        return changed(plan, **({"state": "done"} if last else {"wave": plan.wave + 1}))
     if outcome == "failed" and plan.on_failure == "back":
         return changed(plan, state="aborted", back=True, why=why)
     return changed(plan, state="paused", why=why)

@@ -169,6 +169,23 @@ def test_waves_go_through_and_late_devices_are_caught_up(fleet: Fleet) -> None:
     assert [heard.topic for heard in left.heard] == ["edge/@package/mark"]
 
 
+def test_a_wave_of_nobody_online_is_gone_on_without(fleet: Fleet) -> None:
+    """Also the last one, which was led again and again; who comes back has the version."""
+    one, two = fleet.box("edge-01"), fleet.box("edge-02")
+    assert two.agent.stop() == 0
+    waves = [{"devices": [device]} for device in ("edge-01", "edge-02")]
+    plan = fleet.plan(fleet.package("2", best=2), *waves, gate={**GATE, "timeout_s": 5})
+    done = fleet.roll("start", str(plan))
+    assert done.returncode == 1
+    assert "paused: after 5 s no device of the wave is online; resume --next goes on" in done.stdout
+    one.results_go_on("2")
+    done = fleet.roll("resume", "--next")
+    assert done.returncode == 0, done.stderr
+    assert "is through; devices that were away are caught up" in done.stdout
+    two.agent.restart()
+    two.wait_live("2")
+
+
 def test_a_version_that_no_pipeline_runs_is_live_with_that_reason(fleet: Fleet) -> None:
     """Where the only pipeline named another version, it was live in silence, and seen by nobody."""
     box = fleet.box("edge-01", pipelines=[{"name": "door", "model": "level@1"}])

@@ -16,7 +16,16 @@ from ...models.packages.keys import load_private
 from ...mqtt.one_shot import OneShotClient
 from ..fleet import LOOK_SECONDS, Fleet, incomplete
 from ..options import Options, add_broker, broker_settings
-from ..roller import Roller, changed, ending, publish, rollout_filters, topic_of, who
+from ..roller import (
+    Roller,
+    after_wave,
+    changed,
+    ending,
+    publish,
+    rollout_filters,
+    topic_of,
+    who,
+)
 
 TRIES = 3
 """Most attempts if others change it at the same time."""
@@ -141,9 +150,8 @@ def _resumed(plan: Plan, options: Options) -> Plan:
         raise AgentError(f"roll-out {plan.id} is {plan.state}; start another one")
     if plan.expires_at <= time.time():
         raise AgentError(f"roll-out {plan.id} has expired at {plan.expires}; start another one")
-    if options.next and plan.wave + 1 < len(plan.waves):
-        return changed(plan, state="running", wave=plan.wave + 1)
-    return changed(plan, state="running")
+    running = changed(plan, state="running")
+    return after_wave(running, "good") if options.next else running
 
 
 def put(client: OneShotClient, root: str, plan: Plan, key: Any) -> Plan:
