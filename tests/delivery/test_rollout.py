@@ -256,7 +256,7 @@ def test_a_wave_that_fails_takes_all_back_and_nobody_installs_it_later(fleet: Fl
     running = next(sealed for sealed in fleet.sealed() if read(sealed, None).wave == 1)
     topic = f"edge/@rollout/{fleet.last_plan().id}"
     fleet.listener.publish(topic, running, retain=True)
-    assert three.health()["malformed"] == 1
+    fleet.listener.wait_for(lambda _h: three.health()["malformed"] == 1, "it to be refused")
     three.results_go_on("1")
     assert three.stored()["incoming"] == set()
 
