@@ -268,6 +268,23 @@ def test_a_wave_that_fails_takes_all_back_and_nobody_installs_it_later(fleet: Fl
     assert "not on this broker" in fleet.roll("pause", "level-000000").stderr
 
 
+def test_what_was_taken_back_does_not_serve_when_a_later_version_goes_back(fleet: Fleet) -> None:
+    """The roll-out of 2 is aborted while 3 serves, and then that of 3: 1 serves again, not 2."""
+    box = fleet.box("edge-01")
+    names = []
+    for version in ("2", "3"):
+        plan = fleet.plan(fleet.package(version, best=int(version) % 3), {"group": "lab"})
+        assert fleet.roll("start", str(plan)).returncode == 0
+        box.wait_live(version)
+        names.append(fleet.last_plan().id)
+    for name, serves in zip(names, ("3", "1"), strict=True):
+        assert fleet.roll("abort", name, "--back").returncode == 0
+        fleet.listener.wait_state(box.topic("rollout"), id=name, state="rolled-back")
+        box.wait_live(serves)
+    box.results_go_on("1")
+    assert "level@2: nothing goes back to it: roll-out" in box.agent.words()
+
+
 def test_what_strangers_write_makes_no_device_do_anything(fleet: Fleet) -> None:
     """Neither install nor go back nor abort: by other keys, none, another id, or damaged."""
     box = fleet.box("edge-01")

@@ -95,12 +95,16 @@ class VersionCommands:
         return {"model": name, "version": version}
 
     def undo(self, name: str, version: str, why: str) -> bool:
-        """Go back from a version; return False if another one serves."""
+        """Go back from a version, now or where a later one would; return False if none would."""
         with self._swap.changing:
             live = self._swap.store.pointers(name).live
-            if live is None or not same_version(live, version):
+            if live is not None and same_version(live, version):
+                self._swap.roll_back(name, why)
+                return True
+            if not self._swap.store.withdraw(name, version):
                 return False
-            self._swap.roll_back(name, why)
+        log.warning("%s@%s: nothing goes back to it: %s", name, version, why)
+        self._swap.ledger.changed()
         return True
 
     def stop(self, transfer: str, why: str) -> bool:

@@ -64,7 +64,7 @@ def changed_words(version: str, what: str) -> str:
     )
 
 
-class Store:
+class Store:  # noqa: PLR0904 - one for each change of a version
     """The versions in one state_dir. Any number of threads and processes may open it."""
 
     def __init__(self, state_dir: Path, *, make: bool = True) -> None:
@@ -365,6 +365,21 @@ class Store:
             with suppress(OSError):  # it only matters where the pointers are damaged
                 self._note(name, before, _WITHDRAWN)
             return live
+
+    def withdraw(self, name: str, version: str) -> bool:
+        """Take a version that is not live out of the history; return whether it was there."""
+
+        def change(old: Pointers) -> Pointers:
+            kept = [each for each in old.history[:-1] if not same_version(each, version)]
+            return replace(old, history=(*kept, *old.history[-1:]))
+
+        with disk_errors(f"{name}@{version}: withdrawing it"), self.locked():
+            before = self.pointers(name).history
+            there = len(self._change(name, change).history) < len(before)
+            if there:
+                with suppress(OSError):  # it only matters where the pointers are damaged
+                    self._note(name, version, _WITHDRAWN)
+            return there
 
     def set_trial(self, name: str, trial: Trial | None) -> Pointers:
         """Record which version is on trial, and its phase; None: no version is."""
