@@ -121,6 +121,15 @@ class _Machine:
         self._root = root
         self._state_dir = state_dir
         self._thermometer = Thermometer(root)
+        self._clock_unset = Latch()
+
+    def clock_problems(self, *, unset: bool) -> list[str]:
+        # The day alone: with the time it would be another reason each time.
+        day = payloads.iso(time.time_ns())[:10]
+        words = f"clock: shows {day} and has not been set; times are not to be trusted"
+        if self._clock_unset.begins(unset):
+            log.warning("%s", words)
+        return [words] if unset else []
 
     def celsius(self) -> float | None:
         """Return the temperature of the hottest sensor, or None."""
@@ -183,7 +192,6 @@ class Health:
         self._rates = _Rates()
         self._malformed = malformed
         self._credible = credible
-        self._clock_unset = Latch()
         self._problems = problems
         self._events = events
         self._answers = answers
@@ -193,13 +201,7 @@ class Health:
     def problems(self) -> list[str]:
         """Return why the device is degraded, as texts; empty: it is not."""
         reasons = [problem for problems in self._problems for problem in problems()]
-        unset = not self._credible()
-        # The day alone: with the time it would be another reason each time.
-        day = payloads.iso(time.time_ns())[:10]
-        words = f"clock: shows {day} and has not been set; times are not to be trusted"
-        if self._clock_unset.begins(unset):
-            log.warning("%s", words)
-        reasons += [words] * unset
+        reasons += self._machine.clock_problems(unset=not self._credible())
         now = self._clock()
         pipelines = self._pipelines()
         for serving in self._servings():
