@@ -63,6 +63,8 @@ class Occupancy:
         """When that became true, monotonic seconds."""
         self.missed = np.ones((room, len(needed)), np.int64)
         """Results since the last one that showed it there."""
+        self._risen = np.zeros((room, len(needed)), np.int64)
+        """Results since it began to count there."""
 
     def columns(self, *triggers: Trigger) -> Slots:
         """Return the columns of rules with one of these triggers."""
@@ -86,6 +88,7 @@ class Occupancy:
         bits = (self._bits.take(slots, axis=0) << 1 | present) & ((1 << self._of) - 1)
         self._bits[slots] = bits
         self.missed += 1
+        self._risen += 1
         self.missed[slots] = np.where(present, 0, self.missed.take(slots, axis=0))
         count = ones(bits)
         enough = count >= self._needed
@@ -97,6 +100,7 @@ class Occupancy:
         if (rose | fell).any():
             self.changed = True
             self.since[slots] = np.where(rose, now, self.since.take(slots, axis=0))
+            self._risen[slots] = np.where(rose, 0, self._risen.take(slots, axis=0))
         return inside, rose, fell
 
     def _present(
@@ -141,7 +145,7 @@ class Occupancy:
         self._bits[slots] = np.where(present, (1 << self._of) - 1, 0)
         self.held[slots] = present & (tracker.number[slots] > 0)[:, None]
         self.since[slots] = now
-        for name in ("_bits", "held", "since", "missed"):
+        for name in ("_bits", "held", "since", "missed", "_risen"):
             getattr(self, name)[:, mine] = getattr(before, name)[:, theirs]
 
     def _fits(self, labels: Sequence[str]) -> Flags:
@@ -166,10 +170,14 @@ class Occupancy:
     def shown(self, columns: int | Slots, missed: int = 0) -> Flags:
         """Return (slots, …): which objects count in *columns* and are shown there.
 
-        By the latest result, or one of the *missed* before it: a track may outlive its object.
+        By the latest result, or one of the *missed* before it: a track may outlive its object. Each
+        since the latest of them began to count: where a picture jumps, one object has had several
+        tracks, one after the other.
         """
-        seen: Flags = self.missed.take(columns, axis=1) <= missed
-        return seen & self.held.take(columns, axis=1)
+        held = self.held.take(columns, axis=1)
+        latest = np.where(held, self._risen.take(columns, axis=1), missed).min(axis=0)
+        seen: Flags = self.missed.take(columns, axis=1) <= np.minimum(latest, missed)
+        return seen & held
 
     def counts(self, tracker: Tracker) -> dict[str, dict[str, int]]:
         """Return how many objects of each label count in each zone."""
@@ -189,8 +197,10 @@ class Occupancy:
 
     def grow(self, room: int) -> None:
         """Make room for more slots."""
-        arrays = (self._inside, self._bits, self.held, self.since, self.missed)
-        self._inside, self._bits, self.held, self.since, self.missed = grown(room, *arrays)
+        arrays = (self._inside, self._bits, self.held, self.since, self.missed, self._risen)
+        self._inside, self._bits, self.held, self.since, self.missed, self._risen = grown(
+            room, *arrays
+        )
 
 
 @record(quick=True, eq=False)

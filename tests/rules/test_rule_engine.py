@@ -220,6 +220,25 @@ def test_still_pictures_are_looked_at_while_the_latest_result_does_not_tell() ->
     assert not stage.engine.unsettled
 
 
+@pytest.mark.parametrize("every", [3, 5, 8])
+def test_one_object_in_a_picture_that_jumps_is_not_several(every: int) -> None:
+    """A stream that stalls breaks its track; the ones before last for a moment, and counted."""
+    stage = Stage(rules=[rule("count", above=1)], rate=10)
+    for frame in range(60):
+        stage.show(box(10 + (frame // every * 30) % 80, 50))
+    assert stage.told() == []
+
+
+def test_objects_that_are_seen_in_turn_are_several() -> None:
+    """Hardly any detector finds each of two in every frame."""
+    stage = Stage(rules=[rule("count", above=1, frames="1/3")], rate=10)
+    for frame in range(60):
+        stage.show(*[box(x, 50) for x, phase in ((20, 0), (80, 1)) if frame % 3 != phase])
+        if stage.told():
+            break
+    assert stage.told() == [("r", "begin")]
+
+
 @pytest.mark.parametrize("frames", ["1/1", "2/3", "4/6"])
 def test_nobody_is_missed_before_there_was_time_to_count_him(frames: str) -> None:
     """Neither at the start nor after a lost source: who is there is counted after some results."""
