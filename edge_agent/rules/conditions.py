@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..config.rule_kinds import Measured, kind_of, rules_by_trigger
 from ..config.rules import Rule
@@ -20,18 +19,14 @@ from ..core.types import Outcome, Values
 from .event import UPDATE_SECONDS, EventLog, OngoingEvent, Why
 from .geometry import Gates, common, where
 from .motion import Slots
-from .occupancy import NEEDED, Occupancy, TrackedObjects, View
+from .occupancy import KNOWN, NEEDED, Counts, Occupancy, TrackedObjects, View
 from .totals import LineTotals
 
 Change = Literal["begin", "end"]
-KNOWN = 2
-"""Results in which an object must be seen before it gets a number and is counted."""
 UNTOLD_SECONDS = 2.0
 """Time without a result that tells of a rule's labels, beyond which its counts begin again."""
 _MANY = 2**31
 """More objects than any rule counts."""
-Counts = NDArray[np.intp] | None
-"""(columns,): objects by column of `Occupancy`; None: the result has no objects."""
 ROUNDING = 1e-6
 """Seconds that may be missing from `for_s`: sums of seconds are not exact."""
 
@@ -170,12 +165,9 @@ class Conditions:
                 self._log.end(entry.event, "reloaded")
         return fresh
 
-    @property
-    def untold(self) -> bool:
-        """Whether the latest result left open what a rule is about, so that the next may tell."""
-        return any(entry.untold is not None for entry in self._entries)
-
-    def step(self, outcome: Outcome, counts: Counts, least: Counts, results: int) -> None:
+    def step(
+        self, outcome: Outcome, counts: Counts | None, least: Counts | None, results: int
+    ) -> None:
         """Check a result.
 
         *counts* (columns,): objects counted in each; *least*: those of them that count whatever a
@@ -188,8 +180,8 @@ class Conditions:
         self,
         entries: Sequence[_Entry],
         outcome: Outcome,
-        counts: Counts,
-        least: Counts,
+        counts: Counts | None,
+        least: Counts | None,
         results: int,
     ) -> None:
         for entry in entries:
@@ -244,7 +236,9 @@ class Conditions:
         value, plain, _ = entry.measure(entry.rule, outcome, count)
         return value is not None and entry.condition.holds(value, plain=plain)
 
-    def _measure(self, entry: _Entry, outcome: Outcome, counts: Counts, results: int) -> Measured:
+    def _measure(
+        self, entry: _Entry, outcome: Outcome, counts: Counts | None, results: int
+    ) -> Measured:
         rule, count = entry.rule, 0
         if entry.column is not None:
             # Objects cannot have been counted in the first results.

@@ -25,6 +25,12 @@ from .geometry import Flags, Placed, Zones, common, ones, place
 from .motion import Slots, grown
 from .tracker import Tracker
 
+Counts = NDArray[np.intp]
+"""(columns,)"""
+KNOWN = 2
+"""Results in which an object must be seen before it gets a number and is counted."""
+MOST_PAUSE = 30.0
+"""Seconds between looks at still pictures on which a stage goes on failing."""
 NEEDED = (2, 3)
 """k of n results in which an object must be in a zone or beyond a line to be counted."""
 
@@ -49,8 +55,8 @@ class Occupancy:
         self._zone_of = np.array([*range(whole), *places], np.intp)
         """Index of each column's zone; the number of zones means the whole frame."""
         needed = [NEEDED] * whole + [rule.needed for rule in within]
-        self._needed = np.array([least for least, _ in needed], np.int64)
-        self._of = np.array([of for _, of in needed], np.int64)
+        self._needed = np.array(needed, np.int64).reshape(-1, 2).T
+        """(2, columns): k and n of the k of n results."""
         self._labels = [frozenset[str]()] * whole + [frozenset(rule.labels) for rule in within]
         self._label_fits = np.zeros((0, len(needed)), bool)
         """Whether a label counts, by label of the tracker and column."""
@@ -85,16 +91,17 @@ class Occupancy:
         columns): what becomes false. *also*: the labels found in each by second stages.
         """
         inside, present = self._present(slots, placed, tracker, also)
-        bits = (self._bits.take(slots, axis=0) << 1 | present) & ((1 << self._of) - 1)
+        least, of = self._needed
+        bits = (self._bits.take(slots, axis=0) << 1 | present) & ((1 << of) - 1)
         self._bits[slots] = bits
         self.missed += 1
         self._risen += 1
         self.missed[slots] = np.where(present, 0, self.missed.take(slots, axis=0))
         count = ones(bits)
-        enough = count >= self._needed
+        enough = count >= least
         before = self.held.take(slots, axis=0)
         known = (tracker.number[slots] > 0)[:, None]
-        held = (enough & known) | (before & (enough | (self._of - count < self._needed)))
+        held = (enough & known) | (before & (enough | (of - count < least)))
         self.held[slots] = held
         rose, fell = held & ~before, before & ~held
         if (rose | fell).any():
@@ -117,11 +124,17 @@ class Occupancy:
             self._inside[slots] = there[:, :-1] = self._zones.inside(placed, before)
         present = there.take(self._zone_of, axis=1)
         if any(self._labels):
-            fits = self._fits(tracker.labels).take(tracker.label_of(slots), axis=0)
-            if also:
-                fits |= np.array([[bool(w & labels) for w in self._labels] for labels in also])
-            present &= fits
+            present &= self._labeled(slots, tracker, also)
         return there[:, :-1], present
+
+    def _labeled(
+        self, slots: Slots, tracker: Tracker, also: Sequence[frozenset[str]] | None
+    ) -> Flags:
+        """Return (n, columns): whether each counts by its labels; *also*: those of stages."""
+        fits: Flags = self._fits(tracker.labels).take(tracker.label_of(slots), axis=0)
+        if also:
+            fits |= np.array([[bool(w & labels) for w in self._labels] for labels in also])
+        return fits
 
     def take_over(
         self,
@@ -142,7 +155,7 @@ class Occupancy:
             if column < len(self.names):
                 self._inside[:, column] = before._inside[:, other]
         _, present = self._present(slots, placed, tracker, also)
-        self._bits[slots] = np.where(present, (1 << self._of) - 1, 0)
+        self._bits[slots] = np.where(present, (1 << self._needed[1]) - 1, 0)
         self.held[slots] = present & (tracker.number[slots] > 0)[:, None]
         self.since[slots] = now
         for name in ("_bits", "held", "since", "missed", "_risen"):
@@ -155,17 +168,21 @@ class Occupancy:
             self._label_fits = np.array(fits, bool)
         return self._label_fits
 
-    def count(self) -> NDArray[np.intp]:
+    def count(self) -> Counts:
         """Return (columns,): how many objects count in each."""
-        found: NDArray[np.intp] = self.held.sum(axis=0)
+        found: Counts = self.held.sum(axis=0)
         return found
 
-    def count_first(self, tracker: Tracker) -> NDArray[np.intp]:
-        """Return (columns,): how many count in each by the label of the first model."""
-        alive = tracker.alive
-        fits = self._fits(tracker.labels).take(tracker.label_of(alive), axis=0)
-        found: NDArray[np.intp] = (self.held.take(alive, axis=0) & fits).sum(axis=0)
+    def least(self, slots: Slots, tracker: Tracker, told: Sequence[frozenset[str]]) -> Counts:
+        """Return (columns,): how many of *slots* (n,) count by the first model, or what is told."""
+        held = self.held.take(slots, axis=0) & self._labeled(slots, tracker, told)
+        found: Counts = held.sum(axis=0)
         return found
+
+    @property
+    def patience(self) -> int:
+        """Results in a row after which each rule that names labels knows of an object."""
+        return KNOWN + int(self._needed[1].max()) if any(self._labels) else 0
 
     def shown(self, columns: int | Slots, missed: int = 0) -> Flags:
         """Return (slots, …): which objects count in *columns* and are shown there.
@@ -219,6 +236,34 @@ class View:
     """Slots of objects that are given up."""
 
 
+class _Looks:
+    """Whether still pictures are looked at because a stage has failed, or had failed just now.
+
+    After that a rule may need some results. What goes on failing is looked at ever more seldom.
+    """
+
+    def __init__(self) -> None:
+        self._failing: float | None = None
+        """Since when; None: the latest result has told."""
+        self._latest = 0.0
+        self._left = 0
+
+    def add(self, now: float, wanted: int, *, failed: bool) -> None:
+        """Take the latest result; *wanted*: results that are looked for once one tells again."""
+        self._latest = now
+        if failed and wanted:
+            self._left = wanted
+            self._failing = now if self._failing is None else self._failing
+        else:
+            self._left, self._failing = max(0, self._left - 1), None
+
+    def are_due(self, now: float) -> bool:
+        """Whether the next picture is to be looked at though nothing moves."""
+        if self._failing is None:
+            return self._left > 0
+        return now - self._latest >= min(MOST_PAUSE, (self._latest - self._failing) / 2)
+
+
 def _union(labels: Mapping[str, frozenset[str]]) -> frozenset[str]:
     return frozenset().union(*labels.values())
 
@@ -238,7 +283,10 @@ class TrackedObjects:
         """The latest of these by slot where there were any."""
         self._texts: dict[int, str] = {}
         """The latest text read in each, by slot."""
-        self.unsettled = False
+        self._told: dict[int, frozenset[str]] = {}
+        """The labels that stages which did not fail have found in the latest result of each."""
+        self._looks = _Looks()
+        self._unsettled = False
         """Whether an object was not in the latest result, or only in that one."""
 
     def update(
@@ -261,7 +309,9 @@ class TrackedObjects:
             x, y = size[0] / tracker.size[0], size[1] / tracker.size[1]
             self._boxes *= np.array([x, y, x, y], np.float32)
         slot_of = tracker.update(found, weak, seconds, size)
-        self.unsettled = tracker.unsettled
+        failed = any(None in each.values() for each in staged or ())
+        self._looks.add(now, occupancy.patience, failed=failed)
+        self._unsettled = tracker.unsettled
         if tracker.room > len(self.scores):
             self.scores, self._boxes = grown(tracker.room, self.scores, self._boxes)
             occupancy.grow(tracker.room)
@@ -276,6 +326,7 @@ class TrackedObjects:
             for slot in tracker.begun.tolist():
                 self._staged.pop(slot, None)
                 self._shown.pop(slot, None)
+                self._told.pop(slot, None)
             also = []
             for slot, index in zip(slots.tolist(), at.tolist(), strict=True):
                 before = self._staged.get(slot, {})
@@ -285,6 +336,7 @@ class TrackedObjects:
                 }
                 also.append(_union(known))
                 self._staged[slot] = known
+                self._told[slot] = frozenset().union(*filter(None, staged[index].values()))
                 if also[-1]:
                     self._shown[slot] = also[-1]
         self._read(found, at, slots)
@@ -347,6 +399,16 @@ class TrackedObjects:
         """Return how many objects of each label count in each zone."""
         return self.occupancy.counts(self.tracker)
 
+    def least(self) -> Counts:
+        """Return (columns,): how many count whatever stages would find that have failed."""
+        alive = self.tracker.alive
+        told = [self._told.get(slot, frozenset()) for slot in alive.tolist()]
+        return self.occupancy.least(alive, self.tracker, told)
+
+    def is_unsettled(self, now: float) -> bool:
+        """Whether further results will tell, though nothing moves, if what it tracks is there."""
+        return self._unsettled or self._looks.are_due(now)
+
     def reset(self) -> None:
         """Forget all objects. Track numbers continue."""
         for slots in (self.tracker.alive, self.tracker.ended):
@@ -354,6 +416,8 @@ class TrackedObjects:
         self.tracker.reset()
         self._staged.clear()
         self._shown.clear()
+        self._told.clear()
         self._texts.clear()
-        self.unsettled = False
+        self._looks = _Looks()
+        self._unsettled = False
         self.occupancy.changed = True

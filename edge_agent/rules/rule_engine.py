@@ -116,9 +116,8 @@ class RuleEngine:
                 outcome = replace(outcome, findings=found)
                 self._results += 1
                 self._look_at_objects(view)
-                occupancy, tracker = self._objects.occupancy, self._objects.tracker
-                counts = occupancy.count()
-                least = occupancy.count_first(tracker) if outcome.lost else counts
+                counts = self._objects.occupancy.count()
+                least = self._objects.least() if outcome.lost else counts
             if not sample.picture:
                 self._keep(outcome)
             self._conditions.step(outcome, counts, least, self._results)
@@ -190,7 +189,7 @@ class RuleEngine:
     @property
     def unsettled(self) -> bool:
         """Whether further results will tell, though nothing moves, if what it tracks is there."""
-        return self._objects.unsettled or self._conditions.untold
+        return self._objects.is_unsettled(self._log.now)
 
     @property
     def next_track(self) -> int:

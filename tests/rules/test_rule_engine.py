@@ -207,17 +207,58 @@ def test_an_object_that_was_there_does_not_enter_for_a_new_rule() -> None:
     assert stage.told() == []
 
 
-def test_still_pictures_are_looked_at_while_the_latest_result_does_not_tell() -> None:
-    """Its stage failed in the last frame before the scene came to rest: no alarm ever began."""
-    stage = Stage(rules=[rule("count", labels=["red"], for_s=5.0)], rate=10)
-    there = detections([box(10, 10)])
-    for _ in range(5):
-        stage.give(there)
-    assert not stage.engine.unsettled
-    stage.give(there, told=(["a"],), lost=(["red"],))
-    assert stage.engine.unsettled
-    stage.give(there)
-    assert not stage.engine.unsettled
+LOST: Any = {"told": (["a"],), "lost": (["red"],)}
+RED = Classes(("red",), (0.9,))
+
+
+def second(found: Any) -> dict[str, Second]:
+    """Make what a second stage has found in a single object; None: it has failed."""
+    failed = frozenset({0} if found is None else ())
+    return {"color": Second((found,), 1, 1, 0.0, failed=failed)}
+
+
+@pytest.mark.parametrize("when", ["count", "enter", "dwell"])
+@pytest.mark.parametrize("failed", [1, 10])
+def test_still_pictures_are_looked_at_once_a_stage_that_has_failed_works_again(
+    when: str, failed: int
+) -> None:
+    """It failed in the last frames before the scene came to rest: no event ever began."""
+    stage = Stage(zones=YARD, rules=[rule(when, zone="yard", labels=["red"])], rate=10)
+    there = detections([box(60, 60)])
+    for _ in range(failed):
+        stage.give(there, then=second(None), **LOST)
+    for _ in range(50):
+        if stage.engine.unsettled:
+            stage.give(there, then=second(RED))
+        else:
+            stage.still()
+    assert stage.told() == [("r", "once" if when == "enter" else "begin")]
+
+
+def test_what_goes_on_failing_is_looked_at_ever_more_seldom() -> None:
+    """The model of a stage is missing, and a car is parked in the picture."""
+    stage = Stage(rules=[rule("count", labels=["red"])], rate=10)
+    looks = 0
+    for _ in range(6000):
+        if stage.engine.unsettled:
+            stage.give(detections([box(10, 10)]), then=second(None), **LOST)
+            looks += 1
+        else:
+            stage.still()
+    assert looks < 60
+
+
+def test_what_another_stage_surely_sees_is_enough() -> None:
+    """Two stages find red things: one of them in a car, while the other fails on a person."""
+    stage = Stage(rules=[rule("count", labels=["red"], for_s=1.0)], rate=10)
+    both = detections([box(10, 10, score=0.9), box(80, 80, score=0.8)])
+    found = {
+        "cars": Second((RED, None), 1, 1, 0.0),
+        "persons": Second((None, None), 1, 1, 0.0, failed=frozenset({1})),
+    }
+    for _ in range(30):
+        stage.give(both, then=found, told=(["a"], ["red"]), lost=(["red"],))
+    assert stage.told() == [("r", "begin")]
 
 
 @pytest.mark.parametrize("every", [3, 5, 8])
