@@ -198,7 +198,9 @@ class Conditions:
                 entry.condition.interrupt()
                 continue
             if value is not None:
-                entry.facts, entry.model = facts, outcome.model
+                if told or entry.event is None:  # a bound is no count to update an event with
+                    entry.facts = facts
+                entry.model = outcome.model
             elif outcome.model == entry.model or self._splits:
                 continue  # a result without the value: no temperature, but the battery
             # Else a version serves that has no such value: what has begun would never end.

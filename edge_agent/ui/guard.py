@@ -83,7 +83,9 @@ class Guard:
     def _refusal(self, request: HTTPConnection) -> str:
         """Return why a request is refused; "": it is allowed."""
         host, path = request.headers.get("host", ""), request.scope["path"]
-        if self._loopback and not is_local(host):
+        # A name that was made to point to loopback; to a proxy there it is another's, and whoever
+        # comes by that has no session of this page's.
+        if self._loopback and self._password is None and not is_local(host):
             return "this page answers to localhost only"
         reads = request.scope.get("method") in {"GET", "HEAD"}  # a WebSocket has none
         if not reads and request.headers.get("origin", "").partition("://")[2] != host:

@@ -96,12 +96,12 @@ class Device:
         self.rollouts.heard(transfer, says)
         return True
 
-    def _roll_back(self, name: str, version: str, why: str) -> bool:
-        if self.store.pointers(name).live != version:
-            return False
-        self.went_back.append(why)
-        self.store.rollback(name)
-        return True
+    def _roll_back(self, name: str, version: str, why: str) -> None:
+        if self.store.pointers(name).live == version:
+            self.went_back.append(why)
+            self.store.rollback(name)
+        else:
+            self.store.withdraw(name, version)
 
     def hear(self, **changes: Any) -> None:
         """Hear the plan, in a new state; what is due within the hour is done."""

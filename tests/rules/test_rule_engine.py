@@ -261,6 +261,21 @@ def test_what_another_stage_surely_sees_is_enough() -> None:
     assert stage.told() == [("r", "begin")]
 
 
+def test_a_bound_is_no_count_to_update_an_event_with() -> None:
+    """Three are there, of which the stage that fails now had found two."""
+    stage = Stage(rules=[rule("count", labels=["a", "red"], above=0)], rate=10)
+    boxes = [box(20, 20), box(50, 50, label="b"), box(80, 80, label="b")]
+    for frame in range(40):
+        gone = frame >= 20
+        found = Second(
+            (None, None, None) if gone else (None, RED, RED),
+            *(2, 1, 0.0),
+            failed=frozenset({1, 2} if gone else ()),
+        )
+        stage.give(detections(boxes), then={"color": found}, **(LOST if gone else {}))
+    assert [(e.state, e.facts.get("count")) for e in stage.events] == [("begin", 3)]
+
+
 @pytest.mark.parametrize("every", [3, 5, 8])
 def test_one_object_in_a_picture_that_jumps_is_not_several(every: int) -> None:
     """A stream that stalls breaks its track; the ones before last for a moment, and counted."""

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
@@ -60,6 +61,21 @@ def test_other_sites_reach_nothing(shared_broker: Mosquitto, serve: Callable[...
         assert ask(url, path)[0] == 404
     assert '"hello"' in live(url, url)
     assert [live(url, each) for each in (None, "null", "http://evil.example")] == ["403"] * 3
+
+
+def test_a_proxy_on_the_same_machine_passes_on_a_page_with_a_password(
+    shared_broker: Mosquitto, serve: Callable[..., str], tmp_path: Path
+) -> None:
+    """As docs/ui.md says to; its name is not localhost. What is of another page stays refused."""
+    (tmp_path / "password").write_text("secret")
+    url = serve("--broker", shared_broker.url, "--password-file", str(tmp_path / "password"))
+    own = {"Host": "edge.example", "Origin": "https://edge.example"}
+    status, _, headers = ask(url, "/login", "POST", "secret", **own)
+    assert status == 200
+    cookie = headers["Set-Cookie"].partition(";")[0]
+    assert ask(url, "/session", Host="edge.example", Cookie=cookie)[1] == "open"
+    assert ask(url, "/picture?device=a", Host="edge.example")[0] == 403
+    assert ask(url, "/login", "POST", "secret", Host="edge.example", Origin=url)[0] == 403
 
 
 def test_requests_that_nobody_waits_to_have_answered_are_not_kept(

@@ -56,7 +56,7 @@ class Rollouts:
         *,
         say: Callable[[Mapping[str, Any]], object],
         stop: Callable[[str, str], bool],
-        rollback: Callable[[str, str, str], bool],
+        rollback: Callable[[str, str, str], None],
         health: Callable[[], str | None],
         presence: Presence,
     ) -> None:
@@ -64,8 +64,8 @@ class Rollouts:
 
         *say* publishes this device's report; *stop* ends the trial of a transfer's model for a
         reason, and returns whether it serves already; *rollback* goes back from a model's version
-        for a reason, raises AgentError, and returns False if another one serves; *health* returns
-        ok or degraded; *presence* finds out whether plans still lie on the broker.
+        for a reason, or raises AgentError; *health* returns ok or degraded; *presence* finds out
+        whether plans still lie on the broker.
         """
         self._file = FollowedFile(file)
         self._transfers = transfers
@@ -232,14 +232,11 @@ class Rollouts:
     def _go_back(self, name: str, plan: Plan, known: Followed) -> None:
         words = f": {plan.why}" if plan.why else ""
         try:
-            back = self._rollback(plan.name, plan.version, f"roll-out {name} was aborted{words}")
+            self._rollback(plan.name, plan.version, f"roll-out {name} was aborted{words}")
         except AgentError as problem:
             self._set(name, known, "live", f"did not go back: {problem}")
-            return
-        if back:
-            self._set(name, known, "rolled-back", plan.why or "the roll-out was aborted")
         else:
-            self._look_after(name, plan, known)
+            self._set(name, known, "rolled-back", plan.why or "the roll-out was aborted")
 
     def tick(self, now: float) -> None:
         """Do the work that is due at *now*, monotonic time."""

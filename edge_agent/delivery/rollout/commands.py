@@ -94,18 +94,15 @@ class VersionCommands:
             self._swap.ledger.cancel(name, "rolled back by command")
         return {"model": name, "version": version}
 
-    def undo(self, name: str, version: str, why: str) -> bool:
-        """Go back from a version, now or where a later one would; return False if none would."""
+    def undo(self, name: str, version: str, why: str) -> None:
+        """Go back from a version: now, or if another serves, not to it later."""
         with self._swap.changing:
             live = self._swap.store.pointers(name).live
             if live is not None and same_version(live, version):
                 self._swap.roll_back(name, why)
-                return True
-            if not self._swap.store.withdraw(name, version):
-                return False
-        log.warning("%s@%s: nothing goes back to it: %s", name, version, why)
-        self._swap.ledger.changed()
-        return True
+            elif self._swap.store.withdraw(name, version):
+                log.warning("%s@%s: nothing goes back to it: %s", name, version, why)
+                self._swap.ledger.changed()
 
     def stop(self, transfer: str, why: str) -> bool:
         """Stop the candidate that came in a transfer; return whether it serves already."""
