@@ -8,7 +8,7 @@ time, with hysteresis; the event lasts while the condition is true.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -16,77 +16,17 @@ from ..config.rule_kinds import Measured, kind_of, rules_by_trigger
 from ..config.rules import Rule
 from ..config.settings import Pipeline
 from ..core.types import Outcome, Values
+from .condition import Change, Condition
 from .event import UPDATE_SECONDS, EventLog, OngoingEvent, Why
 from .geometry import Gates, common, where
 from .motion import Slots
 from .occupancy import KNOWN, NEEDED, Counts, Occupancy, TrackedObjects, View
 from .totals import LineTotals
 
-Change = Literal["begin", "end"]
 UNTOLD_SECONDS = 2.0
 """Time without a result that tells of a rule's labels, beyond which its counts begin again."""
 _MANY = 2**31
 """More objects than any rule counts."""
-ROUNDING = 1e-6
-"""Seconds that may be missing from `for_s`: sums of seconds are not exact."""
-
-
-class Condition:
-    """Tracks over successive results whether a rule is true."""
-
-    def __init__(self, rule: Rule) -> None:
-        self.active = False
-        """Whether its event has begun and not ended."""
-        self._rule = rule
-        kind = kind_of(rule)
-        self._bounded = kind.bounded
-        # Objects are counted only after k of n results each.
-        held = kind.smoothed or kind.trigger == "count"
-        self._least, self._of = (1, 1) if held else rule.needed
-        self._bits = 0
-        self._true = False
-        self._since = 0.0
-
-    def step(self, value: float | None, now: float, *, plain: bool = True) -> Change | None:
-        """Add a result at *now*, monotonic seconds; return the change it causes, if any.
-
-        *value* is compared with `above` and `below`; *plain* is used if there are no bounds. None:
-        the result cannot have the value, so the rule is not true.
-        """
-        wanted = value is not None and self.holds(value, plain=plain)
-        # One bit per result: whether it contradicts the present state.
-        self._bits = (self._bits << 1 | (wanted != self._true)) & ((1 << self._of) - 1)
-        if self._bits.bit_count() >= self._least:
-            self._true, self._since, self._bits = wanted, now, 0
-        if not self._true and self.active:
-            self.active = False
-            return "end"
-        return self.advance(now)
-
-    def advance(self, now: float) -> Change | None:
-        """Advance the time without another result; return the change it causes, if any."""
-        if self._true and not self.active and now - self._since >= self._rule.for_s - ROUNDING:
-            self.active = True
-            return "begin"
-        return None
-
-    def interrupt(self) -> None:
-        """Forget changes that have not become an event, because a result is missing."""
-        self._true, self._bits = self.active, 0
-
-    def reset(self) -> None:
-        """Forget the past after a gap."""
-        self.active = self._true = False
-        self._bits = 0
-
-    def holds(self, value: float, *, plain: bool) -> bool:
-        """Whether the rule is true of a value in its present state."""
-        above, below = self._rule.above, self._rule.below
-        if not self._bounded:
-            return plain
-        if above is not None:
-            return value >= below if below is not None and self._true else value > above
-        return plain if below is None else value < below
 
 
 class _Entry:
@@ -119,6 +59,17 @@ class _Entry:
         """Time of the first of the latest results that do not tell of its labels or its value."""
 
 
+def _about(rule: Rule, said: Sequence[Outcome]) -> Sequence[Outcome]:
+    """Return of results with different values, oldest first, the last word on a rule's value."""
+    named = [
+        each
+        for each in said
+        if isinstance(each.findings, Values)
+        and rule.value in {*each.findings.values, *each.findings.unknown}
+    ]
+    return named[-1:] or said
+
+
 class Conditions:
     """All conditions of one pipeline and their events. For use by one thread at a time."""
 
@@ -147,8 +98,10 @@ class Conditions:
         whole = rules_by_trigger(settings.rules, "result")
         self._entries += [_Entry(rule, None, rule) for rule in whole]
         fresh = self._entries if before is None else self._take_over(before)
-        for outcome in latest:
-            self._step(fresh, outcome, None, None, 0)
+        said = list(latest)
+        for entry in fresh:
+            for outcome in _about(entry.rule, said):
+                self._step([entry], outcome, None, None, 0)
 
     def _take_over(self, before: Conditions) -> list[_Entry]:
         """Take what has not changed from the conditions *before*; return what is new."""
@@ -194,8 +147,8 @@ class Conditions:
                 continue
             found = outcome.findings
             if isinstance(found, Values) and value is None and entry.rule.value in found.unknown:
-                entry.untold = self._log.now  # until a number comes
-                entry.condition.interrupt()
+                if entry.untold is None:
+                    entry.untold = self._log.now  # until a number comes
                 continue
             if value is not None:
                 if told or entry.event is None:  # a bound is no count to update an event with
@@ -204,6 +157,8 @@ class Conditions:
             elif outcome.model == entry.model or self._splits:
                 continue  # a result without the value: no temperature, but the battery
             # Else a version serves that has no such value: what has begun would never end.
+            if entry.untold is not None and entry.column is None:
+                entry.condition.delay(self._log.now - entry.untold)
             entry.untold = None
             change = entry.condition.step(value, self._log.now, plain=plain)
             if entry.column is not None and counts is not None:
@@ -221,10 +176,15 @@ class Conditions:
         return value is not None and now == entry.condition.holds(value, plain=other)
 
     def _stand_still(self, entry: _Entry) -> bool:
-        """Whether the latest result does not tell of its labels; what has begun goes on then."""
-        if entry.untold is not None and self._log.now - entry.untold >= UNTOLD_SECONDS:
+        """Whether the latest result does not tell of its labels; what has begun goes on then.
+
+        Nor of its value: a sensor may say every other time that it does not know it.
+        """
+        if entry.untold is None:
+            return False
+        if entry.column is not None and self._log.now - entry.untold >= UNTOLD_SECONDS:
             entry.condition.interrupt()
-        return entry.untold is not None
+        return True
 
     def _is_shown(self, entry: _Entry, column: int, outcome: Outcome) -> bool:
         """Whether the rule is true without the objects that were not seen since its event is due.

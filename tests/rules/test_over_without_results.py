@@ -91,15 +91,38 @@ def test_the_seconds_of_a_value_that_is_not_known_do_not_pass() -> None:
     stage.tick(7.0, silent=True)
     assert stage.told() == [("damp", "begin")]
     stage.give(Values({"t": 50.0}), wait=1.0)
-    stage.tick(11.0, silent=True)
+    stage.tick(5.0, silent=True)
     assert stage.told() == [("damp", "begin")]
-    stage.tick(3.0, silent=True)
+    stage.tick(2.0, silent=True)
     stage.give(away, wait=1.0)
     stage.tick(30.0, silent=True)
     begun = [("damp", "begin"), ("warm", "begin")]
     assert stage.told() == begun
     stage.give(Values({"t": 20.0}), wait=1.0)
     assert stage.told() == [*begun, ("warm", "end")]
+
+
+@pytest.mark.parametrize("for_s", [0.0, 3.0])
+def test_a_sensor_that_does_not_know_its_value_every_other_time_alarms(for_s: float) -> None:
+    """What it says otherwise counts, however long the pauses are."""
+    warm = {"name": "warm", "when": "value", "value": "t", "above": 30, "for_s": for_s}
+    stage = Stage(rules=[warm])
+    for _ in range(4):
+        stage.give(Values({"t": 50.0, "h": 40.0}), wait=3.0)
+        stage.give(Values({"h": 40.0}, unknown=frozenset({"t"})), wait=3.0)
+    assert stage.told() == [("warm", "begin")]
+
+
+def test_a_new_rule_heeds_the_last_word_on_its_value() -> None:
+    """Messages with other values do not have the same keys."""
+    stage = Stage(rules=[])
+    stage.give(Values({"contact": 1.0, "battery": 90.0}))
+    stage.give(Values({"linkquality": 9.0}, unknown=frozenset({"contact"})))
+    stage.apply(rules=[OPEN])
+    stage.tick(10.0, silent=True)
+    assert stage.told() == []
+    stage.give(Values({"contact": 1.0}))
+    assert stage.told() == [("open", "begin")]
 
 
 def test_no_event_begins_after_a_cooldown_with_a_value_that_is_not_known_any_more() -> None:
