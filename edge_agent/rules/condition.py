@@ -51,10 +51,6 @@ class Condition:
             return "begin"
         return None
 
-    def delay(self, seconds: float) -> None:
-        """Leave out the latest *seconds*, in which nothing was known."""
-        self._since += seconds
-
     def interrupt(self) -> None:
         """Forget changes that have not become an event, because a result is missing."""
         self._true, self._bits = self.active, 0

@@ -184,17 +184,24 @@ class Occupancy:
         """Results in a row after which each rule that names labels knows of an object."""
         return KNOWN + int(self._needed[1].max()) if any(self._labels) else 0
 
-    def shown(self, columns: int | Slots, missed: int = 0) -> Flags:
-        """Return (slots, …): which objects count in *columns* and are shown there.
+    def shown(self, columns: int | Slots) -> Flags:
+        """Return (slots, …): which objects count in *columns* and are in the latest result."""
+        seen: Flags = self.missed.take(columns, axis=1) == 0
+        return seen & self.held.take(columns, axis=1)
 
-        By the latest result, or one of the *missed* before it: a track may outlive its object. Each
-        since the latest of them began to count: where a picture jumps, one object has had several
-        tracks, one after the other.
+    def together(self, column: int, results: int) -> int:
+        """Return how many objects have counted at once in a column, by what has shown them.
+
+        In the latest result or one of the *results* before it: a track may outlive its object, and
+        where a picture jumps, one object has several tracks, one after the other.
         """
-        held = self.held.take(columns, axis=1)
-        latest = np.where(held, self._risen.take(columns, axis=1), missed).min(axis=0)
-        seen: Flags = self.missed.take(columns, axis=1) <= np.minimum(latest, missed)
-        return seen & held
+        if results == 0:
+            return int(self.shown(column).sum())
+        held = np.flatnonzero(self.held[:, column])
+        seen, risen = self.missed[held, column], self._risen[held, column]
+        moments = np.unique(seen[seen <= results])[:, None]
+        counts = ((seen <= moments) & (moments <= risen)).sum(axis=1)
+        return int(counts.max(initial=0))
 
     def counts(self, tracker: Tracker) -> dict[str, dict[str, int]]:
         """Return how many objects of each label count in each zone."""

@@ -211,15 +211,8 @@ class TopicMessages:
                 found.append(problem)
             else:
                 why, unknown = flaw(data, columns), wrong if columns else None
-                # No window may span what was null.
-                found.append(
-                    Rows(
-                        *(data, time_ns, since, columns, times),
-                        gap=self._null > 0,
-                        flaw=why,
-                        unknown=unknown,
-                    )
-                )
+                row = Rows(data, time_ns, since, columns, times, flaw=why, unknown=unknown)
+                found.append(row)
                 self._empty = self._null = 0
                 if not self._payload.fields and len(self._columns) < MOST_UNREAD:
                     self._columns.update(columns)

@@ -101,6 +101,26 @@ def test_a_sensor_that_reports_changes_need_not_say_again_that_it_is_warm(
         assert all("plant/refused" in why for why in health["why"] if why.startswith("pipeline"))
 
 
+@pytest.mark.parametrize("field", ["", "field=t&"])
+def test_a_sensor_that_does_not_know_its_only_value_every_other_time_alarms(
+    broker: Mosquitto, listen: Listeners, agent: Agents, field: str
+) -> None:
+    """What says nothing else made a gap, after which the count of results began again."""
+    pipeline = {
+        "name": "p",
+        "source": f"mqtt:plant/t?{field}gap_s=60",
+        "model": "readings",
+        "rules": [{"name": "hot", "when": "value", "value": "t", "above": 30}],
+    }
+    heard = listen(broker.port, "edge/#")
+    running = agent(agent_settings("box", broker.url, [pipeline]))
+    heard.wait_state("edge/box/source/p", state="running")
+    for said in (50, "unavailable", 51, None):
+        heard.publish("plant/t", json.dumps({"t": said}))
+    heard.wait_state("edge/box/event/p", state="begin", value=51)
+    assert running.stop() == 0
+
+
 def test_a_value_that_is_never_a_number_is_in_health_until_it_is(
     broker: Mosquitto, listen: Listeners, agent: Agents
 ) -> None:

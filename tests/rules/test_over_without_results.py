@@ -90,10 +90,7 @@ def test_the_seconds_of_a_value_that_is_not_known_do_not_pass() -> None:
     stage.give(Values({"h": 40.0}), wait=1.0)  # does not mention it
     stage.tick(7.0, silent=True)
     assert stage.told() == [("damp", "begin")]
-    stage.give(Values({"t": 50.0}), wait=1.0)
-    stage.tick(5.0, silent=True)
-    assert stage.told() == [("damp", "begin")]
-    stage.tick(2.0, silent=True)
+    stage.give(Values({"t": 50.0}), wait=1.0)  # says the same as the number before
     stage.give(away, wait=1.0)
     stage.tick(30.0, silent=True)
     begun = [("damp", "begin"), ("warm", "begin")]
@@ -110,6 +107,36 @@ def test_a_sensor_that_does_not_know_its_value_every_other_time_alarms(for_s: fl
     for _ in range(4):
         stage.give(Values({"t": 50.0, "h": 40.0}), wait=3.0)
         stage.give(Values({"h": 40.0}, unknown=frozenset({"t"})), wait=3.0)
+    assert stage.told() == [("warm", "begin")]
+
+
+def test_what_was_known_long_before_says_nothing() -> None:
+    """A sensor that was away for an hour: the seconds begin again, unless it is always so slow."""
+    warm = {"name": "warm", "when": "value", "value": "t", "above": 30, "for_s": 100}
+    away = Values({}, unknown=frozenset({"t"}))
+    stage = Stage(rules=[{**warm, "frames": "1/1"}])
+    stage.give(Values({"t": 50.0}))
+    stage.give(Values({"t": 50.0}), wait=10.0)
+    stage.give(away, wait=10.0)
+    stage.give(Values({"t": 50.0}), wait=3600.0)
+    assert stage.told() == []
+    stage.give(Values({"t": 50.0}), wait=101.0)
+    assert stage.told() == [("warm", "begin")]
+    slow = Stage(rules=[warm])
+    for _ in range(4):
+        slow.give(Values({"t": 50.0}), wait=200.0)
+        slow.give(away, wait=100.0)
+    assert slow.told() == [("warm", "begin")]
+
+
+def test_packets_with_one_value_and_null_for_the_rest_delay_nothing() -> None:
+    """A device tells its temperature in one of ten packets."""
+    warm = {"name": "warm", "when": "value", "value": "t", "above": 30, "for_s": 60}
+    stage = Stage(rules=[{**warm, "frames": "1/1"}])
+    for number in range(75):
+        now = number % 10 == 0
+        found = Values({"t": 50.0} if now else {}, unknown=frozenset(() if now else {"t"}))
+        stage.give(found, wait=1.0)
     assert stage.told() == [("warm", "begin")]
 
 

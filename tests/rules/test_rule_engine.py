@@ -285,6 +285,17 @@ def test_one_object_in_a_picture_that_jumps_is_not_several(every: int) -> None:
     assert stage.told() == []
 
 
+def test_a_crowd_counts_though_others_come_and_go_all_the_time() -> None:
+    """A detector that misses two in five, and boxes of a moment in every frame."""
+    chance = np.random.default_rng(4)
+    stage = Stage(rules=[rule("count", above=13)], rate=10)
+    crowd = [box(10 + 20 * (n % 5), 20 + 30 * (n // 5), side=8) for n in range(15)]
+    for frame in range(16):
+        seen = [each for each in crowd if chance.random() < 0.6]
+        stage.show(*seen, box(5 + frame // 2 * 37 % 90, 96, side=3))
+    assert stage.told()[:1] == [("r", "begin")]
+
+
 def test_objects_that_are_seen_in_turn_are_several() -> None:
     """Hardly any detector finds each of two in every frame."""
     stage = Stage(rules=[rule("count", above=1, frames="1/3")], rate=10)

@@ -317,20 +317,18 @@ def test_what_a_message_says_is_not_known_is_not_what_it_does_not_mention(
     ("fields", "null", "other"),
     [(("x",), b'{"x": null}', b'{"battery": 3}'), ((), b'{"x": null}', b'{"state": "on"}')],
 )
-def test_no_window_spans_readings_that_are_null(
+def test_readings_that_are_null_end_a_window(
     fields: tuple[str, ...], null: bytes, other: bytes
 ) -> None:
     """An accelerometer that said null while it was saturated gave windows of two halves."""
     feeds = Feeds()
     sensor = TopicMessages(feeds, "z/press", Payload(fields))
 
-    def gaps(*messages: bytes) -> list[bool]:
-        for message in messages:
-            feeds.take(ReceivedMessage("z/press", message, False, None, None, lambda: None, 0))
-        return [item.gap for item in sensor.read(0) if not isinstance(item, SampleError)]
-
     value = b'{"x": 1}'
-    assert gaps(value, other, value, null, other, value, value) == [False, False, True, False]
+    for message in (value, other, value, null, other, value):
+        feeds.take(ReceivedMessage("z/press", message, False, None, None, lambda: None, 0))
+    quiet = [isinstance(item, SampleError) and item.quiet_at for item in sensor.read(0)]
+    assert list(map(bool, quiet)) == [False, False, True, False]
 
 
 def test_a_reading_has_one_time() -> None:

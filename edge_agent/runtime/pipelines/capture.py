@@ -279,7 +279,9 @@ class Capture:
             self.board.drop(self.queue, "error")
             self._errors.record(problem)
         if windows is not None:
-            windows.end("gap" if self.spec.live else "partial")  # no window may span it
+            # No window may span it; readings without a model go on after what says that it is null.
+            quiet = problem.quiet_at is not None
+            windows.end("gap" if self.spec.live else "partial", skipped=quiet)
         if self.spec.lossless:
             # A looped recording with only damaged data must not spin.
             attempt.closing.wait(0.005)
