@@ -96,6 +96,8 @@ class Signal:
         else:
             unknown = dict(item.unknown) if isinstance(item, EmptyError) else {}
         for name, words in unknown.items():
+            if not words:
+                continue  # null
             if name in self._unread or len(self._unread) < MOST_UNREAD:
                 self._unread[name] = count = self._unread.get(name, 0) + 1
                 if count >= UNREAD:

@@ -102,7 +102,7 @@ class Payload:
                 if not _is_unknown(_find(value, name.split("."))[0]):
                     raise SampleError(wrong[name])
             words = f"expected a field {names[0]}, found {_shown(value)}"
-            raise EmptyError(next(iter(wrong.values()), words), wrong, null=bool(wrong))
+            raise EmptyError(next(filter(None, wrong.values()), words), wrong, null=bool(wrong))
         (count, most), *others = counts.most_common()
         if others and (self.fields or others[0][1] == most):
             raise SampleError(
@@ -114,7 +114,8 @@ class Payload:
         rows = np.stack([missing if each is None else each for each in columns], axis=1)
         times = None if self.time is None else self._times(value, self.time, count)
         for name in wrong if self.fields else ():
-            self.remark(name, f"{wrong[name]}; the other fields are read")
+            if wrong[name]:
+                self.remark(name, f"{wrong[name]}; the other fields are read")
         return rows, names, times
 
     def _names(self, value: Mapping[str, Any], wrong: dict[str, str]) -> tuple[str, ...]:
@@ -353,7 +354,8 @@ def _time_ns(value: Any, name: str, remark: Callable[[str, str], object]) -> int
 
 
 def _words(path: str, value: Any) -> str:
-    return f"{path}: expected numbers, found {_shown(value)}"
+    """Return what is wrong; "": null, which devices send for what another message tells."""
+    return "" if value is None else f"{path}: expected numbers, found {_shown(value)}"
 
 
 def _is_unknown(value: Any) -> bool:

@@ -240,7 +240,7 @@ def test_what_a_line_says_is_not_known_is_told_apart(tmp_path: Path) -> None:
     """Of an object by its keys; of a row each place without a number is one."""
     said = lines(tmp_path).take(b'{"t": null, "h": 40}\n{"h": 40}\n1,2\nnan,2\n', 0, 0.0)
     found = [item.unknown for item in said if isinstance(item, Rows)]
-    assert found == [{"t": "t: expected numbers, found 'null'"}, {}, None]
+    assert found == [{"t": ""}, {}, None]
 
 
 @pytest.mark.parametrize("line", ["1" * 60_000 + "x", "t" + " " * 60_000 + "x"])

@@ -286,6 +286,7 @@ def test_a_value_that_message_after_message_does_not_know_is_named_until_it_is(
     words = "mqtt:z/air?gap_s=60: t: expected numbers, found '\"52,5\"'"
     assert read(said, other) == {"t": words}
     assert read(number) == {}
+    assert read(*[b'{"t": null, "h": 40}'] * 5) == {}, "another packet tells it"
     assert signal.continuity.counts.refused == 0
 
 
