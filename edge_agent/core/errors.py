@@ -79,8 +79,8 @@ class SampleError(AgentError):
     """One sample that cannot be used."""
 
     quiet_at: float | None = None
-    """When it came, monotonic seconds, where it only says that nothing is known at the moment: a
-    gap, and no trouble yet."""
+    """When it came, monotonic seconds, where it only says that nothing is known at the moment: it
+    ends a window, and is no trouble yet."""
 
 
 class BrokerError(AgentError):

@@ -290,8 +290,8 @@ class Configuration:
         touched = [p for n, p in runner.pipelines.items() if n in patch.touched]
         doubts = [f"pipelines[{p.name}]: {line}" for p in touched for line in p.doubts()]
         for pipeline in touched:
-            problems = pipeline.threshold_problem(), pipeline.split_problem()
-            doubts += [f"pipelines[{pipeline.name}]: {why}" for why in problems if why]
+            if (why := pipeline.threshold_problem()) is not None:
+                doubts.append(f"pipelines[{pipeline.name}]: {why}")
             at, words = pipeline.errors.latest or (-math.inf, "")
             if at >= probation.began:
                 doubts.append(f"pipelines[{pipeline.name}]: an error in these seconds: {words}")
