@@ -255,10 +255,13 @@ class _Looks:
         self._latest = 0.0
         self._left = 0
 
-    def add(self, now: float, wanted: int, *, failed: bool) -> None:
-        """Take the latest result; *wanted*: results that are looked for once one tells again."""
+    def add(self, now: float, wanted: int) -> None:
+        """Take the latest result.
+
+        *wanted*: how many are looked for once one tells again; 0: this one tells, or nobody asks.
+        """
         self._latest = now
-        if failed and wanted:
+        if wanted:
             self._left = wanted
             self._failing = now if self._failing is None else self._failing
         else:
@@ -317,7 +320,7 @@ class TrackedObjects:
             self._boxes *= np.array([x, y, x, y], np.float32)
         slot_of = tracker.update(found, weak, seconds, size)
         failed = any(None in each.values() for each in staged or ())
-        self._looks.add(now, occupancy.patience, failed=failed)
+        self._looks.add(now, occupancy.patience if failed else 0)
         self._unsettled = tracker.unsettled
         if tracker.room > len(self.scores):
             self.scores, self._boxes = grown(tracker.room, self.scores, self._boxes)
