@@ -8,7 +8,6 @@ time, with hysteresis; the event lasts while the condition is true.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from math import inf
 from typing import Any
 
 import numpy as np
@@ -26,11 +25,6 @@ from .totals import LineTotals
 
 UNTOLD_SECONDS = 2.0
 """Time without a result that tells of a rule's labels, beyond which its counts begin again."""
-UNKNOWN_SECONDS = 60.0
-"""Time between two values beyond which counts begin again, if one was said not to be known.
-
-Or twice the time between the two before, of a sensor that tells it more seldom.
-"""
 _MANY = 2**31
 """More objects than any rule counts."""
 
@@ -39,8 +33,8 @@ class _Entry:
     """A rule with its condition and its event."""
 
     __slots__ = (
-        *("column", "condition", "event", "facts", "key", "known"),
-        *("measure", "model", "rule", "shown", "untold", "usual", "waited"),
+        *("column", "condition", "event", "facts", "key"),
+        *("measure", "model", "rule", "shown", "untold", "waited"),
     )
 
     def __init__(self, rule: Rule, column: int | None, key: object) -> None:
@@ -61,10 +55,6 @@ class _Entry:
         """Whether the event may begin: results show what is counted, and not only tracks."""
         self.waited = 0
         """Results since the event could have begun but for that."""
-        self.known = -inf
-        """Time of the latest value."""
-        self.usual = inf
-        """Seconds between the latest two."""
         self.untold: float | None = None
         """Time of the first of the latest results that do not tell of its labels or its value."""
 
@@ -158,7 +148,7 @@ class Conditions:
             found = outcome.findings
             if isinstance(found, Values) and value is None and entry.rule.value in found.unknown:
                 if entry.untold is None:
-                    entry.untold = self._log.now  # until a number comes
+                    entry.untold = self._log.now  # until a number comes, which decides
                 continue
             if value is not None:
                 if told or entry.event is None:  # a bound is no count to update an event with
@@ -167,20 +157,11 @@ class Conditions:
             elif outcome.model == entry.model or self._splits:
                 continue  # a result without the value: no temperature, but the battery
             # Else a version serves that has no such value: what has begun would never end.
-            if value is not None and entry.column is None:
-                self._know(entry)
             entry.untold = None
             change = entry.condition.step(value, self._log.now, plain=plain)
             if entry.column is not None and counts is not None:
                 entry.shown = self._is_shown(entry, entry.column, outcome)
             self._tell(entry, change)
-
-    def _know(self, entry: _Entry) -> None:
-        """Take the time of a value; what was known long before one that was not says nothing."""
-        pause = self._log.now - entry.known
-        if entry.untold is not None and pause > max(UNKNOWN_SECONDS, 2 * entry.usual):
-            entry.condition.interrupt()
-        entry.known, entry.usual = self._log.now, pause
 
     def _is_certain(
         self, entry: _Entry, outcome: Outcome, least: float | None, *, plain: bool

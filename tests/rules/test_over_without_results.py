@@ -110,23 +110,26 @@ def test_a_sensor_that_does_not_know_its_value_every_other_time_alarms(for_s: fl
     assert stage.told() == [("warm", "begin")]
 
 
-def test_what_was_known_long_before_says_nothing() -> None:
-    """A sensor that was away for an hour: the seconds begin again, unless it is always so slow."""
-    warm = {"name": "warm", "when": "value", "value": "t", "above": 30, "for_s": 100}
-    away = Values({}, unknown=frozenset({"t"}))
+@pytest.mark.parametrize(
+    "told",
+    [
+        [(60.0, True)] * 8 + [(60.1, False), (60.1, True)],
+        [(1.0, True), (60.0, False), (59.0, True)],
+        [(50.0, False), (50.0, True), (50.0, False), (200.0, True)],
+    ],
+    ids=["one of ten", "in pairs", "irregular"],
+)
+def test_nulls_among_numbers_delay_nothing(told: list[tuple[float, bool]]) -> None:
+    """However regular they are: the next number that says the same has the time in between."""
+    warm = {"name": "warm", "when": "value", "value": "t", "above": 30, "for_s": 1800}
     stage = Stage(rules=[{**warm, "frames": "1/1"}])
-    stage.give(Values({"t": 50.0}))
-    stage.give(Values({"t": 50.0}), wait=10.0)
-    stage.give(away, wait=10.0)
-    stage.give(Values({"t": 50.0}), wait=3600.0)
-    assert stage.told() == []
-    stage.give(Values({"t": 50.0}), wait=101.0)
+    began = stage.now
+    while not stage.told() and stage.now - began < 4000:
+        for wait, known in told:
+            found = Values({"t": 50.0}) if known else Values({}, unknown=frozenset({"t"}))
+            stage.give(found, wait=wait)
     assert stage.told() == [("warm", "begin")]
-    slow = Stage(rules=[warm])
-    for _ in range(4):
-        slow.give(Values({"t": 50.0}), wait=200.0)
-        slow.give(away, wait=100.0)
-    assert slow.told() == [("warm", "begin")]
+    assert stage.now - began < 1800 + 2 * sum(wait for wait, _ in told)
 
 
 def test_packets_with_one_value_and_null_for_the_rest_delay_nothing() -> None:
