@@ -186,8 +186,9 @@ class Samples:
         def skip(problem: SampleError) -> None:
             # No window may span it.
             nonlocal skipped
-            skipped += 1
-            if skipped <= MOST_SKIPPED:
+            said = problem.quiet_at is None
+            skipped += said
+            if said and skipped <= MOST_SKIPPED:
                 self._tell(printable(f"skipped  {problem}"))
             if windower is not None:
                 windower.skip()

@@ -122,8 +122,7 @@ def readings(source: Source) -> Iterator[Reading | SampleError]:
         try:
             reading = source.retrieve()
         except SampleError as problem:
-            if problem.quiet_at is None:
-                yield problem
+            yield problem
         else:
             yield reading
 

@@ -11,7 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from edge_agent.cli.samples import Samples
 from edge_agent.core.errors import SampleError
+from edge_agent.models.manifest import InputSpec
 from edge_agent.mqtt import subscriptions
 from edge_agent.mqtt.connection import ReceivedMessage
 from edge_agent.mqtt.subscriptions import Feeds
@@ -499,3 +501,19 @@ def test_what_comes_before_a_source_is_opened_or_after_it_is_closed_is_of_nobody
     assert (got, left) == ([b"2"], ["z/press"])
     feeds.expect("z/press", -1, held=False)
     assert not send(b"4")
+
+
+def test_what_a_command_tries_spans_no_null_either() -> None:
+    """`try` showed windows, and `quantize` took some, that a device never has."""
+    feeds, said = Feeds(), list[str]()
+    spec = parse_source("mqtt:z/press?field=t", Path())
+    shape = InputSpec(window=4, hop=1)
+    closing = threading.Event()
+    with Samples(spec, shape, closing, topics=feeds, tell=said.append) as samples:
+        for value in ("1", "2", "null", "null", "3", "4", "5", "6"):
+            text = f'{{"t": {value}}}'.encode()
+            feeds.take(ReceivedMessage("z/press", text, False, None, None, lambda: None, 0))
+        window = samples.first()
+    assert window is not None
+    assert window.data.reshape(-1).tolist() == [3, 4, 5, 6]
+    assert said == []

@@ -304,7 +304,8 @@ class _PipelineCheck:
 
                         self._cost_ms = reading_cost(opened, context.closing)
                     return useless, reading
-                useless.append(reading)
+                if reading.quiet_at is None:
+                    useless.append(reading)
         finally:
             timer.cancel()
             opened.close()
