@@ -91,6 +91,7 @@ class SettingsReload:
             runner.client.change_broker(settings.broker, certificates)
         self.metrics.answer_on(settings.health.metrics_port)
         self._apply(before)
+        runner.log_shadows()
         pipelines = counted(len(runner.pipelines), "pipeline")
         log.info("settings read again: %s", pipelines, extra=ANSWER)
         systemd.notify("READY=1", f"STATUS={pipelines}")

@@ -19,6 +19,7 @@ from tests.helpers.support import (
     agent_settings,
     check_account,
     run_cli,
+    wait_until,
 )
 
 Agents = Callable[..., AgentProcess]
@@ -238,10 +239,15 @@ def test_what_was_kept_is_told_and_can_be_taken_back(device: Device) -> None:
     line = f"pipeline door: threshold is 0.8, as it was set with persist ({device.agent.folder}"
     assert line in device.agent.words()
     assert line in run_cli("check", "--config", str(device.agent.config)).stdout
+    times = device.agent.words().count(line)
+    device.door["threshold"] = 0.45
+    device.reload()
+    wait_until(lambda: "not 0.45; to undo that" in device.agent.words(), "the line at a reload")
+    assert device.agent.words().count(line) == times + 1
     back = {"id": "b", "pipeline": "door", "threshold": None, "persist": True}
     device.heard.publish(f"{D}/in/command/set", json.dumps(back))
     reply = device.heard.wait_state(f"{D}/reply/b", ok=True)
-    assert reply["result"]["threshold"] == 0.5
+    assert reply["result"]["threshold"] == 0.45
     device.labels("person", "car")
     assert device.agent.stop() == 0
     device.agent.restart()

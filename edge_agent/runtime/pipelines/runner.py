@@ -20,6 +20,7 @@ from ...config.overrides import FILE, Overrides
 from ...config.settings import Arm, Settings, parse_route
 from ...config.settings import Pipeline as PipelineSettings
 from ...core.errors import UsageError
+from ...core.logs import ANSWER
 from ...core.threads import ShutdownQueue, ThreadGroup
 from ...core.timeline import Timeline
 from ...core.types import Kind
@@ -124,6 +125,7 @@ class Runner:  # noqa: PLR0904 - what commands, reload and health ask of pipelin
         """Models that served when the first result was published."""
         for pipeline in settings.pipelines:
             self.add(pipeline)
+        self.log_shadows()
 
     def _make_client(self, settings: Settings, identity: Identity) -> Client:
         return Client(
@@ -238,8 +240,6 @@ class Runner:  # noqa: PLR0904 - what commands, reload and health ask of pipelin
             spec = parse_source(settings.source, self.settings.base)
         except UsageError as problem:
             raise UsageError(f"pipelines[{settings.name}].source: {problem}") from None
-        for line in self.overrides.shadows(settings):
-            log.info("pipeline %s: %s", settings.name, line)
         pipeline = Pipeline(
             self.overrides.applied(settings),
             spec,
@@ -258,6 +258,12 @@ class Runner:  # noqa: PLR0904 - what commands, reload and health ask of pipelin
         if pipeline.settings.enabled:
             pipeline.expect(1)
         return pipeline
+
+    def log_shadows(self) -> None:
+        """Log what `set` and `configure` have kept in place of what the settings file has."""
+        for settings in self.settings.pipelines:
+            for line in self.overrides.shadows(settings):
+                log.info("pipeline %s: %s", settings.name, line, extra=ANSWER)
 
     @contextmanager
     def listening(self) -> Iterator[None]:
