@@ -18,17 +18,20 @@ from ..core.json_text import read_json
 from . import paho_client
 from .declared import as_declared
 from .diagnose import ACCESS_LIST, NOT_AUTHORIZED
-from .paho_client import acknowledge_now, code_of, limit_inflight
+from .paho_client import REFUSAL, acknowledge_now, code_of, limit_inflight
 
 if TYPE_CHECKING:
     from paho.mqtt.client import Client
 
 log = logging.getLogger(__name__)
 
-REFUSAL = 0x80
-"""The first MQTT 5 reason code that means failure."""
 TAKEN_OVER = 0x8E
+TOO_LARGE = 0x95
 UNSPECIFIED = 0x80
+_HINTS = {
+    NOT_AUTHORIZED: ACCESS_LIST,
+    TOO_LARGE: "see the broker's limit; for mosquitto, message_size_limit",
+}
 
 
 @record(quick=True)
@@ -128,7 +131,8 @@ class Refusal:
     @property
     def words(self) -> str:
         """The text, and where to look."""
-        return f"{self.reason} ({ACCESS_LIST})" if self.code == NOT_AUTHORIZED else self.reason
+        hint = _HINTS.get(self.code)
+        return f"{self.reason} ({hint})" if hint else self.reason
 
 
 @record(kw_only=True)

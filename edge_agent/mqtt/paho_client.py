@@ -45,6 +45,8 @@ UNSENT = 2**17
 """Bytes that the kernel may hold and has not sent yet: all that a fast network needs."""
 READ_AT_ONCE = 2**20
 """Bytes at most that are taken from the socket by one call."""
+REFUSAL = 0x80
+"""The first MQTT 5 reason code that means failure."""
 SESSION_EXPIRY = 3600
 """Seconds for which the broker keeps messages for us after a disconnect."""
 NODE_EXPIRY = 60
@@ -96,6 +98,7 @@ def make_client(
     from paho.mqtt.enums import CallbackAPIVersion
 
     read.readUTF = _read_text
+    _know_refusals()
     client = paho.Client(
         CallbackAPIVersion.VERSION2,
         client_id=client_id,
@@ -203,6 +206,21 @@ def _refused(encoded: bytes) -> str:
     except Exception as problem:  # noqa: BLE001 - it also fails with IndexError, KeyError …
         return f"cannot be read: {shown(problem)}"
     return ""
+
+
+def _know_refusals() -> None:
+    """Have paho read each failure as an answer to PUBLISH; it ends the connection otherwise.
+
+    mosquitto refuses a message above its `message_size_limit` with 0x95, which MQTT 5 (3.4.2.1)
+    does not list for PUBACK: the message was sent again at each connection, and ended it.
+    """
+    from paho.mqtt.packettypes import PacketTypes
+    from paho.mqtt.reasoncodes import ReasonCode
+
+    for code, names in ReasonCode.names.items():
+        for packets in names.values():
+            if code >= REFUSAL and PacketTypes.PUBACK not in packets:
+                packets.append(PacketTypes.PUBACK)
 
 
 def receives(client: Client) -> bool:

@@ -36,7 +36,15 @@ from edge_agent.mqtt.paho_client import MOST_PACKET, largest_packet, session_opt
 from edge_agent.rules.actions import MESSAGES, Actions
 from tests.helpers.mqtt_client import STATUS, make_client, message
 from tests.helpers.scripted_brokers import CONNECTED, ScriptedBroker, read_packet
-from tests.helpers.support import PATIENCE, Listener, Mosquitto, Relay, run_cli, wait_until
+from tests.helpers.support import (
+    PATIENCE,
+    Listener,
+    Mosquitto,
+    Relay,
+    free_port,
+    run_cli,
+    wait_until,
+)
 
 Listeners = Callable[..., Listener]
 
@@ -685,6 +693,29 @@ def test_what_a_broker_refuses_for_good_is_counted_as_lost(run: Callable[[Client
     counters = client.counters()
     assert (channel.lost, counters.lost, counters.unauthorized) == (1, 1, 1)
     assert counters.forbidden == "edge/box/result/belt: Unspecified error"
+
+
+def test_a_message_above_the_limit_of_mosquitto_ends_no_connection(
+    run: Callable[[Client], Client], listen: Listeners, tmp_path: Path
+) -> None:
+    """It is refused with 0x95, for which paho closed the connection: it was sent again for ever."""
+    port = free_port()
+    conf = f"listener {port} 127.0.0.1\nallow_anonymous true\nmessage_size_limit 20000\n"
+    broker = Mosquitto(tmp_path, conf, port)
+    heard = listen(port, "edge/box/#")
+    client = run(make_client(broker.url, spool=tmp_path / "spool"))
+    channel = client.open_channel("belt", qos=1, lossless=False)
+    wait_until(lambda: client.connected, "a connection")
+    client.publish_message(message(channel, 0, more="x" * 60_000))
+    client.publish_message(message(channel, 1, event=True))
+    heard.wait_for(lambda said: [h for h in said if h.topic == "edge/box/event/belt"], "the event")
+    wait_until(lambda: channel.pending == 0, "the refusal")
+    counters = client.counters()
+    assert (channel.lost, counters.unauthorized, counters.problem) == (1, 1, None)
+    assert counters.forbidden.startswith("edge/box/result/belt: Packet too large (see the broker's")
+    states = [h.json["state"] for h in heard.heard if h.topic == STATUS]
+    assert states == ["online"], "one connection"
+    broker.stop()
 
 
 class SlowRelay(Relay):
