@@ -18,6 +18,9 @@ from .spec import SourceSpec
 
 MAX_WAITING = 4096
 """Most readings waiting for a pipeline; if it falls further behind, it loses all of them."""
+EMPTY = 10
+"""So many messages in a row without any value are an error once the values are overdue; fewer are
+of something else, as the battery."""
 UNREAD = 3
 """A value that so many messages in a row say is not known is a problem; fewer may pass."""
 MOST_UNREAD = 100
@@ -25,7 +28,7 @@ MOST_UNREAD = 100
 
 
 class EmptyError(SampleError):
-    """A message is an object that holds none of the values, or says that they are not known."""
+    """A message holds none of the values, or says that they are not known."""
 
     def __init__(self, words: str, unknown: Mapping[str, str], *, null: bool) -> None:
         """*unknown*: see `Rows`; *null*: it is about one of the values."""
@@ -39,6 +42,8 @@ class Device(Protocol):
 
     def read(self, timeout: float) -> list[Rows | SampleError]:
         """Return new rows, oldest first; wait up to *timeout* seconds if there are none.
+
+        Of an EmptyError `quiet_at` is when it came; whether it is quiet is decided by `Signal`.
 
         Raises:
             SourceError: the device is lost.
@@ -58,6 +63,12 @@ class Signal:
         """Values that the latest messages say are not known, each with the words of the last."""
         self._unread: dict[str, int] = {}
         """In how many messages in a row."""
+        self._empty = EMPTY
+        """Messages in a row without a value; as if there had been many before the first one."""
+        self._null = 0
+        """How many of them since the first have said that a value is not known."""
+        self._columns: set[str] = set()
+        """What has been a number so far."""
         self._name = spec.redacted
         self._device = device
 
@@ -66,7 +77,7 @@ class Signal:
         found: list[Reading | SampleError] = []
         for item in self._device.read(timeout):
             self._note(item)
-            if isinstance(item, EmptyError) and not (item.null or self.continuity.is_silent()):
+            if isinstance(item, EmptyError) and not self._is_told(item):
                 continue  # it is of something else
             try:
                 if isinstance(item, SampleError):
@@ -80,9 +91,24 @@ class Signal:
                 found.append(SampleError(f"{self._name}: {problem}"))
         return found
 
+    def _is_told(self, empty: EmptyError) -> bool:
+        """Whether a message without a value is passed on, as it says that one is not known.
+
+        Or as an error, where the values are overdue.
+        """
+        self._empty += 1
+        empty.null |= not self._columns.isdisjoint(empty.unknown)
+        self._null += empty.null
+        if not empty.null or self._null >= EMPTY:
+            empty.quiet_at = None
+        return empty.null or (self._empty >= EMPTY and self.continuity.is_silent())
+
     def _note(self, item: Rows | SampleError) -> None:
         """Count in how many messages in a row each value is not known."""
         if isinstance(item, Rows):
+            self._empty = self._null = 0
+            if len(self._columns) < MOST_UNREAD:
+                self._columns.update(item.columns or map(str, range(item.data.shape[1])))
             if item.flaw is None and not (item.unknown or self._unread):
                 return  # as nearly always
             unknown = dict(item.unknown or {})

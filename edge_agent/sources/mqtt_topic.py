@@ -16,6 +16,7 @@ from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
+from math import isnan
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,7 @@ from ..core.frozen import record
 from ..core.json_text import HalfLetterError, read_json
 from ..core.types import Array
 from .continuity import Rows
-from .live_signal import MOST_UNREAD, EmptyError, LiveSignal, share
+from .live_signal import EmptyError, LiveSignal, share
 from .source import SourceContext, Topics
 from .spec import SourceSpec
 
@@ -36,12 +37,11 @@ MAX_WAITING = 16 * 2**20
 """Most bytes of waiting messages; beyond that the oldest are dropped."""
 MAX_BYTES = 1024 * 1024
 """Largest message, bytes."""
-EMPTY = 10
-"""So many messages in a row without any value are an error, which `Signal` passes over as long as
-the values are not overdue; fewer are of something else, as the battery."""
 LATEST_NS = 2**63
 """Greatest time of a 64-bit clock, nanoseconds since 1970: in 2262."""
 _PLACE = re.compile("[0-9]{1,9}")
+_WORDS = re.compile(rb"[A-Za-z][A-Za-z /_-]{0,39}")
+"""What is said in place of a bare number: `unavailable`, `nan`, `N/A`."""
 _NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 _LARGEST = float(np.finfo(np.float32).max)
 
@@ -70,7 +70,7 @@ class Payload:
         *wrong* gets what is no number, null included, with words for each.
 
         Raises:
-            EmptyError: it is an object without any of the values, or with null or texts for them.
+            EmptyError: it has none of the values, or null or texts for them.
             SampleError: the payload is not as expected; the text has both.
         """
         if len(payload) > MAX_BYTES:
@@ -82,12 +82,16 @@ class Payload:
         except HalfLetterError as problem:
             raise SampleError(f"the message {problem}") from None
         except (ValueError, RecursionError):
-            raise SampleError(f"expected JSON, found {_cut(payload)}") from None
+            words = f"expected JSON, found {_cut(payload)}"
+            if not self.fields and _WORDS.fullmatch(payload.strip()):
+                raise EmptyError(words, {"0": words}, null=False) from None
+            raise SampleError(words) from None
         if not isinstance(value, dict):
             if self.fields:
                 raise SampleError(
                     f"expected an object with {', '.join(self.fields)}, found {_shown(value)}"
                 )
+            _check_is_known(value)
             return _rows(_plain(value), loose=True), (), None
         wrong = {} if wrong is None else wrong
         names = self.fields or self._names(value, wrong)
@@ -162,12 +166,6 @@ class TopicMessages:
         self._messages: deque[tuple[bytes, int, float]] = deque()
         self._size = 0
         self._given_up = 0
-        self._empty = EMPTY
-        """Messages in a row without a value; as if there had been many before the first one."""
-        self._null = 0
-        """How many of them since the first have said that a value is not known."""
-        self._columns: set[str] = set()
-        """What has been a number so far, where no field is named."""
         self._came = threading.Condition()
         topics.open(topic, self._put, held=payload.time is not None)
 
@@ -201,22 +199,13 @@ class TopicMessages:
             wrong: dict[str, str] = {}
             try:
                 data, columns, times = self._payload.read(payload, wrong)
-            except EmptyError as problem:
-                self._empty += 1
-                problem.null |= not self._columns.isdisjoint(problem.unknown)
-                self._null += problem.null
-                problem.quiet_at = since if problem.null and self._null < EMPTY else None
-                if problem.null or self._empty >= EMPTY:
-                    found.append(problem)
             except SampleError as problem:
+                problem.quiet_at = since if isinstance(problem, EmptyError) else None
                 found.append(problem)
             else:
                 why, unknown = flaw(data, columns), wrong if columns else None
                 row = Rows(data, time_ns, since, columns, times, flaw=why, unknown=unknown)
                 found.append(row)
-                self._empty = self._null = 0
-                if not self._payload.fields and len(self._columns) < MOST_UNREAD:
-                    self._columns.update(columns)
         return found
 
     def close(self) -> None:
@@ -361,6 +350,21 @@ def _words(path: str, value: Any) -> str:
 def _is_unknown(value: Any) -> bool:
     """Whether a value is one of which the sender says that it is not known."""
     return value is None or isinstance(_from_text(value), str)
+
+
+def _check_is_known(value: Any) -> None:
+    """Raise EmptyError where all of a payload that is no object is null, or texts."""
+    cells = value if isinstance(value, list) else [value]
+    if cells and all(_is_unknown(cell) or _is_nan(cell) for cell in cells):
+        words = f"expected a number, numbers, or rows of numbers, found {_shown(value)}"
+        unknown = {
+            str(place): words if isinstance(cell, str) else "" for place, cell in enumerate(cells)
+        }
+        raise EmptyError(words, unknown, null=not all(unknown.values()))
+
+
+def _is_nan(value: Any) -> bool:
+    return isinstance(value, float) and isnan(value)
 
 
 def _is_number(value: Any) -> bool:

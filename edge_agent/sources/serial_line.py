@@ -17,7 +17,7 @@ import numpy as np
 from ..core.containment import words
 from ..core.errors import SampleError, SourceError, SourceInUseError
 from .continuity import Rows
-from .live_signal import LiveSignal, share
+from .live_signal import EmptyError, LiveSignal, share
 from .source import SourceContext
 from .spec import SourceSpec
 
@@ -157,6 +157,7 @@ class SerialLines:
         try:
             data, columns, _ = Payload().read(line.strip(b" \t\0"), wrong)
         except SampleError as problem:
+            problem.quiet_at = since if isinstance(problem, EmptyError) else None
             return [problem]
         gap, self._missing = self._missing, False
         why, unknown = flaw(data, columns), wrong if columns else None

@@ -17,6 +17,7 @@ from edge_agent.inference.preprocess.windowing import Channels
 from edge_agent.inference.readings import value_names
 from edge_agent.models.manifest import InputSpec
 from edge_agent.sources.continuity import Continuity, Rows
+from edge_agent.sources.live_signal import Signal
 from edge_agent.sources.mqtt_topic import Payload
 from edge_agent.sources.serial_line import HEADERS, MAX_LINE, SerialLines
 from edge_agent.sources.source import open_source
@@ -179,6 +180,32 @@ def test_lines_of_json_name_their_channels(tmp_path: Path) -> None:
         ((), [[7.0, 8.0]]),
     ]
     assert sum(isinstance(each, SampleError) for each in found) == 3
+
+
+def test_json_lines_that_do_not_know_their_value_are_no_gap(tmp_path: Path) -> None:
+    """ArduinoJson writes NaN as null: a DHT22 that failed to be read now and then never alarmed."""
+
+    class Port:
+        """Gives what a port has read."""
+
+        def read(self, timeout: float) -> list[Rows | SampleError]:
+            since = time.monotonic() + timeout
+            return [
+                each
+                for step, value in enumerate(("50", "null", "50", '"unavailable"', "50"))
+                for each in port.take(f'{{"t": {value}}}\n'.encode(), 0, since + step)
+            ]
+
+        def close(self) -> None:
+            pass
+
+    port = lines(tmp_path)
+    signal = Signal(parse_source("serial:/dev/ttyS9?gap_s=60", tmp_path), Port(), None)
+    found = signal.read(0, lambda _at: True)
+    quiet = [isinstance(item, SampleError) and item.quiet_at is not None for item in found]
+    assert quiet == [False, True, False, True, False]
+    assert not any(isinstance(item, Reading) and item.gap for item in found)
+    assert signal.continuity.counts.refused == 0
 
 
 @pytest.mark.parametrize(("before", "after"), [("t,h", "h,t"), ("t,h", "h,p,t"), ("", "t,h")])
