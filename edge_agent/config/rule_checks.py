@@ -254,12 +254,10 @@ def _lint_rule(
     kind = kind_of(rule)
     if rule.clip and pipeline.masks:
         yield ".clip: shows what masks blacken: it is made of the camera's own packets"
-    tasks: set[str] = {folder.manifest.task for folder in known}
     names = ", ".join(folder.manifest.id for folder in known)
     when = f'when = "{rule.when}"'
-    if known and kind.tasks and not tasks & {*kind.tasks}:
-        looks = f"{when} looks at results of task {' or '.join(sorted(kind.tasks))}"
-        yield f": {NEVER_ACTS} {names}: {looks}"
+    if known and (looks := _looks_elsewhere(kind, pipeline, known)):
+        yield f": {NEVER_ACTS} {names}: {when} {looks}"
         return
     if not kind.labels:
         yield from _lint_labels(rule, pipeline, labels, names)
@@ -290,6 +288,15 @@ def _lint_rule(
     for action in rule.do:
         if action.on in never:
             yield f'.do: on = "{action.on}" never occurs with {when}'
+
+
+def _looks_elsewhere(kind: RuleKind, pipeline: Pipeline, known: Sequence[ModelFolder]) -> str:
+    """Return what rules of a kind look at, if none of the models has that."""
+    if kind.by_channel and pipeline.has_no_model:
+        return "is of what a model gets"
+    if kind.tasks and not {folder.manifest.task for folder in known} & {*kind.tasks}:
+        return f"looks at results of task {' or '.join(sorted(kind.tasks))}"
+    return ""
 
 
 def _labels(

@@ -406,6 +406,28 @@ def test_a_rule_that_can_never_act_is_said(
     assert line.startswith(words)
 
 
+def test_drift_of_readings_is_said_to_be_of_nothing(tmp_path: Path) -> None:
+    """A sensor's rule on drift never fired, and a second stage on readings ended `check`."""
+    table = {
+        "device_id": "th",
+        "pipelines": [
+            {
+                "name": "s",
+                "source": "mqtt:t/x",
+                "model": "readings",
+                "then": [{"name": "x", "model": "parts-inspection"}],
+                "rules": [{"name": "d", "when": "drift", "above": 0.1}],
+            }
+        ],
+    }
+    config = tmp_path / "config.toml"
+    config.write_text(tomli_w.dumps(table))
+    said = call_cli("check", "--config", str(config))
+    assert said.err == ""
+    assert 'rules[d]: never acts with readings: when = "drift" is of what a model gets' in said.out
+    assert "then[x]: never acts with readings" in said.out
+
+
 def test_labels_of_a_model_without_names_leave_nothing(tmp_path: Path) -> None:
     """Its classes are called by their numbers, which may be named; what may not is said."""
     nameless = load(detector(tmp_path / "boxes", [(0, 0.9, 0.1, 0.1, 0.4, 0.9)], []))

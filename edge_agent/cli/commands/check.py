@@ -197,7 +197,7 @@ class _PipelineCheck:
         if pipeline.has_no_model:
             from ...inference.readings import folder_of
 
-            found, count = [folder_of(pipeline.sensor_spec, self._names)], 1
+            found, count = [folder_of(pipeline.sensor_spec, self._names), *found], 1
         if self._size is not None:
             from ..stream_size import Stream, needed_of
 
