@@ -144,17 +144,21 @@ class Occupancy:
         tracker: Tracker,
         now: float,
         also: Sequence[frozenset[str]],
+        ages: Slots,
     ) -> None:
         """Take what is known from the one *before*, which had other zones or rules.
 
         Objects in *slots* (n,), last seen where they are *placed*, have been in a new zone all the
-        time: they do not come into it.
+        time: they do not come into it. Nor out of it as what was found in them before, *also*, is
+        not any more: *ages* (n,) results ago, that counts as long as those that a rule looks at.
         """
         mine, theirs = common(self.keys, before.keys)
         for column, other in zip(mine, theirs, strict=True):
             if column < len(self.names):
                 self._inside[:, column] = before._inside[:, other]
-        _, present = self._present(slots, placed, tracker, also)
+        _, present = self._present(slots, placed, tracker, None)
+        _, lately = self._present(slots, placed, tracker, also)
+        present |= lately & (ages[:, None] < self._needed[1])
         self._bits[slots] = np.where(present, (1 << self._needed[1]) - 1, 0)
         self.held[slots] = present & (tracker.number[slots] > 0)[:, None]
         self.since[slots] = now
@@ -289,8 +293,9 @@ class TrackedObjects:
         self._boxes = np.zeros((room, 4), np.float32)
         self._staged: dict[int, dict[str, frozenset[str]]] = {}
         """The latest labels found by second stages, by slot and stage."""
-        self._shown: dict[int, frozenset[str]] = {}
-        """The latest of these by slot where there were any."""
+        self._shown: dict[int, tuple[frozenset[str], int]] = {}
+        """The latest of these by slot where there were any, and in which result."""
+        self._results = 0
         self._texts: dict[int, str] = {}
         """The latest text read in each, by slot."""
         self._told: dict[int, frozenset[str]] = {}
@@ -319,6 +324,7 @@ class TrackedObjects:
             x, y = size[0] / tracker.size[0], size[1] / tracker.size[1]
             self._boxes *= np.array([x, y, x, y], np.float32)
         slot_of = tracker.update(found, weak, seconds, size)
+        self._results += 1
         failed = any(None in each.values() for each in staged or ())
         self._looks.add(now, occupancy.patience if failed else 0)
         self._unsettled = tracker.unsettled
@@ -348,7 +354,7 @@ class TrackedObjects:
                 self._staged[slot] = known
                 self._told[slot] = frozenset().union(*filter(None, staged[index].values()))
                 if also[-1]:
-                    self._shown[slot] = also[-1]
+                    self._shown[slot] = also[-1], self._results
         self._read(found, at, slots)
         inside, rose, fell = occupancy.update(slots, placed, tracker, now, also)
         zones: list[tuple[str, ...]] | None = None
@@ -376,7 +382,7 @@ class TrackedObjects:
         labels, votes = self.tracker.labels, self.tracker.votes[slot]
         among = [kind for kind, label in enumerate(labels) if label in wanted]
         if not any(votes[kind] for kind in among):
-            staged = self._shown.get(slot, ())
+            staged, _ = self._shown.get(slot, ((), 0))
             below = next((label for label in wanted if label in staged), None)
             if below is not None:
                 return below
@@ -402,8 +408,11 @@ class TrackedObjects:
         self.occupancy = Occupancy(settings.zones, settings.rules, tracker.room)
         alive = tracker.alive
         placed = place(self._boxes[alive], tracker.size)
-        also = [self._shown.get(slot, frozenset()) for slot in alive.tolist()]
-        self.occupancy.take_over(before, alive, placed, tracker, now, also)
+        never = frozenset[str](), 0
+        shown = [self._shown.get(slot, never) for slot in alive.tolist()]
+        ages = np.array([self._results - result for _, result in shown], np.int64)
+        also = [labels for labels, _ in shown]
+        self.occupancy.take_over(before, alive, placed, tracker, now, also, ages)
 
     def counts(self) -> dict[str, dict[str, int]]:
         """Return how many objects of each label count in each zone."""

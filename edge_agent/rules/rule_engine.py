@@ -70,12 +70,13 @@ class RuleEngine:
         self._valid_after = -math.inf
         """Results of earlier samples, which lanes may still have, are ignored."""
 
-    def apply(self, settings: Pipeline) -> None:
+    def apply(self, settings: Pipeline, *, told: bool = True) -> None:
         """Go on with other zones, lines, rules, units and questions.
 
         Objects keep their tracks; what has not changed keeps its state and its events. Events of
-        what has changed end; what is new judges what a silent sensor has said. A camera's next
-        frame does that, so that the event has its picture.
+        what has changed end; what is new judges what a silent sensor has said, if that is *told*
+        for good: its values are still known. A camera's next frame does that, so that the event
+        has its picture.
         """
         with self._lock:
             log, objects = self._log, self._objects
@@ -85,8 +86,9 @@ class RuleEngine:
             self._crossings = Crossings(settings, objects, log, self._totals, self._crossings)
             self._moves = Moves(objects, log)
             self._stays = Stays(objects, log, self._stays)
+            latest = self._latest.values() if told else ()
             self._conditions = Conditions(
-                settings, objects.occupancy, log, self._conditions, self._latest.values()
+                settings, objects.occupancy, log, self._conditions, latest
             )
             log.flush()
 

@@ -62,7 +62,7 @@ class Rows:
     flaw: Callable[[int, int], SampleError] | None = None
     """For rows with missing numbers (NaN): returns why, by row and column."""
     unknown: Mapping[str, str] | None = None
-    """See `Reading.unknown`; with what the device says instead of a number, empty for null."""
+    """See `Reading.unknown`; with words for what the device says instead of a number."""
 
 
 @dataclass(slots=True)

@@ -31,7 +31,7 @@ class EmptyError(SampleError):
     """A message holds none of the values, or says that they are not known."""
 
     def __init__(self, words: str, unknown: Mapping[str, str], *, null: bool) -> None:
-        """*unknown*: see `Rows`; *null*: it is about one of the values."""
+        """*unknown*: see `Rows`, empty for null; *null*: it is about one of the values."""
         super().__init__(words)
         self.unknown = unknown
         self.null = null
@@ -64,9 +64,10 @@ class Signal:
         self._unread: dict[str, int] = {}
         """In how many messages in a row."""
         self._empty = EMPTY
-        """Messages in a row without a value; as if there had been many before the first one."""
-        self._null = 0
-        """How many of them since the first have said that a value is not known."""
+        """Messages in a row without a value; as if many had come before the first one, so that
+        what may be misspelled is told at once."""
+        self._null = EMPTY
+        """How many of them have said that a value is not known."""
         self._columns: set[str] = set()
         """What has been a number so far."""
         self._name = spec.redacted

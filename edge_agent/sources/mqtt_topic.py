@@ -203,7 +203,7 @@ class TopicMessages:
                 problem.quiet_at = since if isinstance(problem, EmptyError) else None
                 found.append(problem)
             else:
-                why, unknown = flaw(data, columns), wrong if columns else None
+                why, unknown = flaw(data, columns), unknown_in(wrong) if columns else None
                 row = Rows(data, time_ns, since, columns, times, flaw=why, unknown=unknown)
                 found.append(row)
         return found
@@ -222,6 +222,14 @@ def open_source(spec: SourceSpec, context: SourceContext) -> LiveSignal:
     return share(
         *(spec, context, lambda: TopicMessages(topics, spec.name, payload)), reopened=False
     )
+
+
+def unknown_in(wrong: Mapping[str, str]) -> dict[str, str]:
+    """Return of what is no number in a message that has some what is not known.
+
+    Not null: another packet of the device may tell that value.
+    """
+    return {name: words for name, words in wrong.items() if words}
 
 
 def _rows(value: Any, *, loose: bool = False) -> Array:
@@ -343,19 +351,20 @@ def _time_ns(value: Any, name: str, remark: Callable[[str, str], object]) -> int
 
 
 def _words(path: str, value: Any) -> str:
-    """Return what is wrong; "": null, which devices send for what another message tells."""
-    return "" if value is None else f"{path}: expected numbers, found {_shown(value)}"
+    """Return what is wrong; "": null or NaN, which devices send for what another message tells."""
+    nothing = value is None or _is_nan(value)
+    return "" if nothing else f"{path}: expected numbers, found {_shown(value)}"
 
 
 def _is_unknown(value: Any) -> bool:
     """Whether a value is one of which the sender says that it is not known."""
-    return value is None or isinstance(_from_text(value), str)
+    return value is None or _is_nan(value) or isinstance(_from_text(value), str)
 
 
 def _check_is_known(value: Any) -> None:
     """Raise EmptyError where all of a payload that is no object is null, or texts."""
     cells = value if isinstance(value, list) else [value]
-    if cells and all(_is_unknown(cell) or _is_nan(cell) for cell in cells):
+    if cells and all(map(_is_unknown, cells)):
         words = f"expected a number, numbers, or rows of numbers, found {_shown(value)}"
         unknown = {
             str(place): words if isinstance(cell, str) else "" for place, cell in enumerate(cells)

@@ -148,7 +148,7 @@ class SerialLines:
 
     def _object(self, line: bytes, time_ns: int, since: float) -> list[Rows | SampleError]:
         """Return the rows of a JSON line, each with its channel names."""
-        from .mqtt_topic import Payload, flaw
+        from .mqtt_topic import Payload, flaw, unknown_in
 
         first, self._first = self._first, False
         if first:
@@ -160,7 +160,7 @@ class SerialLines:
             problem.quiet_at = since if isinstance(problem, EmptyError) else None
             return [problem]
         gap, self._missing = self._missing, False
-        why, unknown = flaw(data, columns), wrong if columns else None
+        why, unknown = flaw(data, columns), unknown_in(wrong) if columns else None
         return [Rows(data, time_ns, since, columns, gap=gap, flaw=why, unknown=unknown)]
 
     def _parse(self, line: bytes) -> list[float] | None:

@@ -123,9 +123,10 @@ class Stage:
         zones: Mapping[str, Sequence[tuple[float, float]]] | None = None,
         lines: Mapping[str, Sequence[tuple[float, float]]] | None = None,
         rules: Iterable[Mapping[str, Any]] = (),
+        told: bool = True,
     ) -> None:
         """Let the engine go on with other settings."""
-        self.engine.apply(pipeline_of(zones, lines, rules))
+        self.engine.apply(pipeline_of(zones, lines, rules), told=told)
 
     def show(self, *boxes: Box, weak: Sequence[Box] = (), wait: float | None = None) -> Detections:
         """Show boxes in the next frame; gives the detections as they are published."""

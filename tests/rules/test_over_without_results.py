@@ -155,6 +155,17 @@ def test_a_new_rule_heeds_the_last_word_on_its_value() -> None:
     assert stage.told() == [("open", "begin")]
 
 
+def test_a_new_rule_does_not_heed_what_is_not_known_any_more() -> None:
+    """The sensor has said nothing but null since: a reload raised the alarm of its last number."""
+    stage = Stage(rules=[])
+    stage.give(Values({"contact": 1.0}))
+    stage.apply(told=False, rules=[OPEN])
+    stage.tick(10.0, silent=True)
+    assert stage.told() == []
+    stage.give(Values({"contact": 1.0}))
+    assert stage.told() == [("open", "begin")]
+
+
 def test_no_event_begins_after_a_cooldown_with_a_value_that_is_not_known_any_more() -> None:
     """It had been true when the cooldown began to hold it back."""
     stage = Stage(rules=[{**OPEN, "cooldown_s": 8}])

@@ -207,6 +207,22 @@ def test_an_object_that_was_there_does_not_enter_for_a_new_rule() -> None:
     assert stage.told() == []
 
 
+@pytest.mark.parametrize(("clear", "left"), [(1, True), (3, False), (100, False)])
+def test_an_object_does_not_leave_for_a_new_rule_that_was_called_so_long_ago(
+    clear: int, left: bool
+) -> None:
+    """Each person who had once been seen with a helmet left as a rule about helmets was added."""
+    stage = Stage(zones=YARD)
+    there = detections([box(60, 60)])
+    red, none = Classes(("red",), (0.9,)), Classes((), ())
+    for found in (*[red] * 10, *[none] * clear):
+        stage.give(there, then={"color": Second((found,), 1, 1, 0.0)})
+    stage.apply(zones=YARD, rules=[rule("leave", zone="yard", labels=["red"])])
+    for _ in range(10):
+        stage.give(there, then={"color": Second((none,), 1, 1, 0.0)})
+    assert stage.told() == ([("r", "once")] if left else [])
+
+
 LOST: Any = {"told": (["a"],), "lost": (["red"],)}
 RED = Classes(("red",), (0.9,))
 

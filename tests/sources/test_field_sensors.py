@@ -265,9 +265,9 @@ def test_what_a_model_does_not_read_of_a_line_costs_nothing(cell: str, tmp_path:
 
 def test_what_a_line_says_is_not_known_is_told_apart(tmp_path: Path) -> None:
     """Of an object by its keys; of a row each place without a number is one."""
-    said = lines(tmp_path).take(b'{"t": null, "h": 40}\n{"h": 40}\n1,2\nnan,2\n', 0, 0.0)
+    said = lines(tmp_path).take(b'{"t": "off", "h": 40}\n{"h": 40}\n1,2\nnan,2\n', 0, 0.0)
     found = [item.unknown for item in said if isinstance(item, Rows)]
-    assert found == [{"t": ""}, {}, None]
+    assert found == [{"t": "t: expected numbers, found '\"off\"'"}, {}, None]
 
 
 @pytest.mark.parametrize("line", ["1" * 60_000 + "x", "t" + " " * 60_000 + "x"])

@@ -305,6 +305,11 @@ class Runner:  # noqa: PLR0904 - what commands, reload and health ask of pipelin
         pipeline = self.pipelines.get(name)
         return -inf if pipeline is None else pipeline.silent_since
 
+    def is_refused(self, name: str) -> bool:
+        """Whether what a pipeline's sensor has said since its latest result could not be used."""
+        pipeline = self.pipelines.get(name)
+        return pipeline is not None and pipeline.errors.came_after(pipeline.stream.latest)
+
     # Requests
 
     def accept(
