@@ -17,6 +17,7 @@ from edge_agent.core.types import Anomaly, Classes, Outcome, Sample, Timing
 from edge_agent.inference.engines.engine import EngineChoice
 from edge_agent.inference.model import Model, load_model
 from edge_agent.models.manifest import OutputSpec, load, parse
+from edge_agent.runtime.pipelines import learned
 from edge_agent.runtime.pipelines.frame_path import FramePath
 from edge_agent.runtime.pipelines.learned import KEPT, Decisions, LearnedValues
 from tests.helpers.small_models import brightness, detector, loudness, plain, write_manifest
@@ -58,6 +59,20 @@ def test_a_threshold_is_learned_and_kept(tmp_path: Path) -> None:
     again = Decisions("p", LearnedValues(tmp_path).thresholds)
     (one,) = judge(again, LEARNS, 9.5)
     assert (one.threshold, one.anomalous) == (9, True)
+
+
+def test_learning_goes_on_after_a_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that was switched off each evening before 500 windows never had an anomaly."""
+    monkeypatch.setattr(learned, "KEEP_SECONDS", 0.0)
+    for day, begin in enumerate((1, 5, 9)):
+        decisions = Decisions("p", LearnedValues(tmp_path).thresholds)
+        (one,) = judge(decisions, LEARNS, begin)
+        assert one.learning == pytest.approx(0.4 * day + 0.1)
+        judge(decisions, LEARNS, *range(begin + 1, min(begin + 4, 11)))
+    assert judge(decisions, LEARNS, 9.5)[0].threshold == 9
+    again = LearnedValues(tmp_path).thresholds
+    assert Decisions("p", again).learned("m@1", LEARNS) == 9
+    assert again.so_far.get("p", "m@1", "p90/10") == []
 
 
 def test_another_version_or_rule_learns_anew(
@@ -177,10 +192,10 @@ def test_a_split_of_five_versions_learns_the_threshold_of_each(tmp_path: Path) -
             for model in models:
                 path.infer(model, sample)
     again = FramePath(settings, None, LearnedValues(tmp_path))
-    for view, learned in ((settings, 3), (masked, 6)):
+    for view, level in ((settings, 3), (masked, 6)):
         for each in (path, again):
             each.apply(view, None)
-            assert [each.lowest(model) for model in models] == [learned] * 5
+            assert [each.lowest(model) for model in models] == [level] * 5
 
 
 def test_a_version_goes_on_learning_while_others_come_and_go(tmp_path: Path) -> None:

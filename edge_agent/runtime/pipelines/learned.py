@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
+KEEP_SECONDS = 60.0
+"""How often at most the scores are kept that a threshold is being learned from."""
 KEPT = 4
 """Values that a pipeline keeps of each model its frames are split between: after a rollback, or
 with its masks of the day, an earlier one is needed again."""
@@ -150,6 +153,17 @@ def digest(text: str) -> str:
     return text and hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
+class Thresholds(Learned[float]):
+    """Learned thresholds, and the scores that others are being learned from."""
+
+    def __init__(self, folder: Path) -> None:
+        """Store both in this folder."""
+        file = StateFile(folder / "thresholds.json", "learned thresholds")
+        super().__init__(file, "threshold", _number, float)
+        file = StateFile(folder / "learning.json", "scores to learn thresholds from")
+        self.so_far: Learned[list[float]] = Learned(file, "scores", _numbers, list)
+
+
 class LearnedValues:
     """All values that pipelines learn and keep over restarts."""
 
@@ -157,9 +171,7 @@ class LearnedValues:
         """Store the values in this folder."""
         self._folder = folder
         self._contents: WeakKeyDictionary[Model, str] = WeakKeyDictionary()
-        self.thresholds: Learned[float] = Learned(
-            StateFile(folder / "thresholds.json", "learned thresholds"), "threshold", _number, float
-        )
+        self.thresholds = Thresholds(folder)
         self.usual: Learned[drift.Usual] = Learned(
             StateFile(folder / "drift.json", "learned distributions"),
             "usual",
@@ -188,6 +200,10 @@ def _number(content: Any) -> float:
     return number
 
 
+def _numbers(content: Any) -> list[float]:
+    return [_number(each) for each in content]
+
+
 log = logging.getLogger(__name__)
 
 
@@ -199,6 +215,9 @@ class _Memory:
     about: Mapping[str, str]
     threshold: float | None = None
     scores: list[float] = field(default_factory=list)
+    kept: int = 0
+    """How many of them are kept over a restart."""
+    kept_at: float = field(default_factory=time.monotonic)
     used: int = 0
     """The turn in which it was used last."""
 
@@ -209,7 +228,7 @@ class Decisions:
     def __init__(
         self,
         pipeline: str,
-        learned: Learned[float] | None,
+        learned: Thresholds | None,
         source: str = "",
         view: str = "",
         crops: str = "",
@@ -276,8 +295,12 @@ class Decisions:
             if self._learned is not None:
                 memory.threshold = self.learned(model, spec, content)
                 if memory.threshold is None:
-                    words = "%s: learns the threshold of %s as %s of %d windows"
-                    log.info(words, self._pipeline, model, spec.threshold, spec.learn)
+                    so_far = self._learned.so_far.get(self._pipeline, model, _rule(spec), depends)
+                    memory.scores = so_far or []
+                    memory.kept = len(memory.scores)
+                    words = "%s: learns the threshold of %s as %s of %d windows, %d of them so far"
+                    of = self._pipeline, model, spec.threshold, spec.learn, memory.kept
+                    log.info(words, *of)
             memories = {**self._memories, (model, content): memory}
             while len(memories) > KEPT * self._arms:
                 del memories[min(memories, key=lambda key: memories[key].used)]
@@ -300,16 +323,28 @@ class Decisions:
         if memory.threshold is None:
             memory.scores.append(found.score)
             if len(memory.scores) < spec.learn:
+                self._keep(memory, spec)
                 learning = len(memory.scores) / spec.learn
                 return replace(found, threshold=None, learning=learning)
             memory.threshold = quantile(memory.scores, str(spec.threshold))
-            memory.scores.clear()
+            memory.scores = []
             words = "%s: has learned the threshold of %s: %g"
             log.info(words, self._pipeline, memory.model, memory.threshold)
             if self._learned is not None:
                 of = self._pipeline, memory.model, _rule(spec)
                 self._learned.put(*of, memory.threshold, memory.about, arms=self._arms)
+                if memory.kept:
+                    self._learned.so_far.put(*of, [], memory.about, arms=self._arms)
         return replace(found, threshold=memory.threshold)
+
+    def _keep(self, memory: _Memory, spec: OutputSpec) -> None:
+        """Keep the scores so far now and then: a device that is switched off daily goes on."""
+        new, now = len(memory.scores) - memory.kept, time.monotonic()
+        if self._learned is None or 100 * new < spec.learn or now < memory.kept_at + KEEP_SECONDS:
+            return
+        memory.kept, memory.kept_at = len(memory.scores), now
+        of = self._pipeline, memory.model, _rule(spec)
+        self._learned.so_far.put(*of, memory.scores, memory.about, arms=self._arms)
 
 
 def _rule(spec: OutputSpec) -> str:
