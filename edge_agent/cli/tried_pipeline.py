@@ -60,7 +60,7 @@ class TriedPipeline:
         pipeline: Pipeline,
         seconds: Sequence[tuple[SecondStage, Model]] = (),
         *,
-        lossless: bool,
+        apart: float | None,
     ) -> None:
         self._pipeline = pipeline
         self._seconds = seconds
@@ -74,7 +74,7 @@ class TriedPipeline:
         if pipeline.needs_rule_engine:
             self._engine = RuleEngine(
                 pipeline,
-                lossless=lossless,
+                apart=apart,
                 name_event=lambda: f"try-{next(names)}",
                 emit=self._emit,
                 totals=self._totals,

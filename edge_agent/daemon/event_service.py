@@ -49,9 +49,7 @@ class EventService:
         if not (settings.needs_rule_engine or self._left(runner)):
             return None
         engines = self.open(runner).engines
-        return (
-            engines.open(settings, lossless=spec.lossless) if settings.needs_rule_engine else None
-        )
+        return engines.open(settings, apart=spec.apart) if settings.needs_rule_engine else None
 
     def forget(self, name: str) -> None:
         """End the events of a pipeline that was removed, or has other settings now."""

@@ -56,11 +56,11 @@ class RuleEngines:
     """Held while counts are published or an engine is removed, so that nothing is published on the
     topic of a removed engine after it was cleared."""
 
-    def open(self, settings: Pipeline, *, lossless: bool) -> RuleEngine:
+    def open(self, settings: Pipeline, *, apart: float | None) -> RuleEngine:
         """Create the engine of a pipeline, replacing the present one."""
         engine = RuleEngine(
             settings,
-            lossless=lossless,
+            apart=apart,
             name_event=self.name_event,
             emit=self.emit,
             totals=self.totals.of(settings.name),

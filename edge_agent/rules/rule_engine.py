@@ -38,7 +38,7 @@ class RuleEngine:
         self,
         settings: Pipeline,
         *,
-        lossless: bool,
+        apart: float | None,
         name_event: Callable[[], str],
         emit: Callable[[Sequence[Event]], None],
         totals: LineTotals,
@@ -48,10 +48,11 @@ class RuleEngine:
     ) -> None:
         """Start without objects; the first track will have the number *first_track*.
 
-        *lossless*: every capture is inferred at any speed, so the time between them follows from
-        their numbers, not the clock. *emit* accepts simultaneous events and stores them.
+        *apart*: seconds between captures that are all inferred at any speed, so that the time
+        follows from their numbers; None: from the clock. *emit* accepts simultaneous events and
+        stores them.
         """
-        self._lossless = lossless
+        self._apart = apart
         self._totals = totals
         self._holds = holds
         self._lock = DiskLock(waiting)
@@ -142,8 +143,8 @@ class RuleEngine:
         """Return the seconds since the previous sample in the time of the recorded scene."""
         if self._log.seq < 0:
             return FIRST_SECONDS
-        if self._lossless:
-            return (sample.seq - self._log.seq) / 30
+        if self._apart is not None:
+            return (sample.seq - self._log.seq) * self._apart
         return sample.since - self._log.arrived
 
     def _look_at_objects(self, view: View) -> None:
@@ -179,7 +180,7 @@ class RuleEngine:
                 log.held_until = now
                 log.let_pass(now - WAY_SECONDS)
                 self._conditions.begin_due()
-            if not self._lossless:  # the time of a recording passes with its results
+            if self._apart is None:  # the time of a recording passes with its results
                 log.let_pass(now)
             for part in (self._stays, self._conditions):
                 part.end_over(lambda rule: not (log.holds(rule) or self._holds(rule, time_ns)))

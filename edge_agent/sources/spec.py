@@ -50,6 +50,17 @@ class SourceSpec:
         return not self.scheme.live and self.options.get("pace", "max") == "max"
 
     @property
+    def apart(self) -> float | None:
+        """Seconds between readings of a recording, at any speed; None: as the clock says.
+
+        A folder's `rate` says so; else they are frames.
+        """
+        if not self.lossless:
+            return None
+        rate: float = (self.options["rate"] if self.scheme.name == "dir" else None) or 30.0
+        return 1.0 / rate
+
+    @property
     def held(self) -> bool:
         """Whether a broker holds readings while the agent is away: they have times of their own."""
         return self.options.get("time") is not None

@@ -294,7 +294,7 @@ def test_totals_counted_while_they_could_not_be_read_do_not_take_their_place(
     totals = first.engines.totals.of("p").content()
     kept = hidden(tmp_path / "counts.json")
     late = made()
-    late.engines.open(settings, lossless=False)
+    late.engines.open(settings, apart=None)
     late.engines.totals.of("p").add("gate", "out", "a")
     late.submit(Event("b-1", "r", "cross", "p", "once", 1, 0, 0, {}, 1))
     with pytest.raises(RequestError, match=r"counts\.json: cannot be read"):

@@ -121,7 +121,7 @@ def as_tried(config: Path, model_folder: Path, engine: str) -> Iterator[dict[str
     seconds = load_second_stages(settings, pipeline)
     try:
         with Samples(spec, folder.manifest.input, threading.Event()) as samples:
-            tried = TriedPipeline(pipeline, seconds, lossless=spec.lossless)
+            tried = TriedPipeline(pipeline, seconds, apart=spec.apart)
             for sample in samples.follow():
                 masked, outcome = tried.infer(model, sample)
                 yield payloads.result("try", "", "try", masked, outcome, 0.0)

@@ -79,7 +79,7 @@ class Stage:
         lines: Mapping[str, Sequence[tuple[float, float]]] | None = None,
         rules: Iterable[Mapping[str, Any]] = (),
         rate: float = 25.0,
-        lossless: bool = False,
+        apart: float | None = None,
         size: tuple[int, int] = (100, 100),
         anchor: Any = "bottom",
         holds: Holds = always,
@@ -94,7 +94,7 @@ class Stage:
         names = count(1)
         self.engine = RuleEngine(
             pipeline_of(zones, lines, rules, anchor, model),
-            lossless=lossless,
+            apart=apart,
             name_event=lambda: f"e{next(names)}",
             emit=self.events.extend,
             totals=self.totals,

@@ -117,7 +117,7 @@ def test_lanes_that_write_events_or_wait_for_who_does_let_others_run(
         timeline=Timeline(),
     )
     lanes, goes_on, sync = runner.board.lanes, threading.Event(), os.fdatasync
-    engine = EventService().open(runner).engines.open(porch, lossless=False)
+    engine = EventService().open(runner).engines.open(porch, apart=None)
 
     def hang(descriptor: int) -> None:
         assert goes_on.wait(PATIENCE)

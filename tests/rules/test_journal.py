@@ -271,7 +271,7 @@ def test_totals_that_were_reset_stay_so_over_a_kill(tmp_path: Path) -> None:
     gate = Line(name="gate", points=((0.2, 0.5), (0.8, 0.5)))
     settings = Pipeline(name="p", source="dir:.", model="m", lines=(gate,))
     dispatcher = dispatcher_without_broker(tmp_path, pipelines=(settings,))
-    dispatcher.engines.open(settings, lossless=False)
+    dispatcher.engines.open(settings, apart=None)
     dispatcher.engines.totals.of("p").add("gate", "in", "a")
     dispatcher.engines.totals.save()
     assert dispatcher.reset("p")

@@ -57,14 +57,17 @@ def test_supervision_2600_a_flicker_to_the_other_side_counts_neither_way() -> No
 
 
 @pytest.mark.parametrize(
-    ("lossless", "step", "counted"),
-    [(True, 4, 1), (True, 6, 1), (True, 10, 0), (False, 6, 1), (False, 10, 1), (False, 20, 1)],
+    ("apart", "step", "counted"),
+    [
+        *[(1 / 30, 4, 1), (1 / 30, 6, 1), (1 / 30, 10, 0), (1.0, 10, 1), (1.0, 20, 1)],
+        *[(None, 6, 1), (None, 10, 1), (None, 20, 1)],
+    ],
 )
 def test_bytetrack_5_and_64_and_ultralytics_18504_a_fast_object_at_one_picture_a_second(
-    lossless: bool, step: float, counted: int
+    apart: float | None, step: float, counted: int
 ) -> None:
     """ByteTrack#5, #64, ultralytics#18504: the limit in pictures of a folder is documented."""
-    stage = Stage(lines=ACROSS, rate=1.0, lossless=lossless)
+    stage = Stage(lines=ACROSS, rate=1.0, apart=apart)
     for number in range(8):
         stage.show(box(50, 28 + step * number, 8))
     assert sum(stage.crossed.values()) == counted

@@ -239,7 +239,7 @@ def test_the_hours_of_a_recording_pass_with_its_results() -> None:
     def holds(rule: Rule | CombinedRule, time_ns: int) -> bool:
         return mode(rule, time_ns) and until(rule, time_ns)
 
-    stage = Stage(rules=[OPEN], holds=holds, lossless=True)
+    stage = Stage(rules=[OPEN], holds=holds, apart=1 / 30)
     stage.give(Values({"contact": 1.0}))
     stage.tick(60.0)
     assert stage.told() == [("open", "begin")]

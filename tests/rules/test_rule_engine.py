@@ -576,7 +576,7 @@ def test_a_still_picture_is_no_result_that_counts() -> None:
 
 def test_a_recording_in_which_nothing_moves_keeps_its_tracks() -> None:
     """What moves between two of its frames is told by their numbers, the still ones aside."""
-    stage = Stage(zones=YARD, rules=[rule("leave", zone="yard")], lossless=True)
+    stage = Stage(zones=YARD, rules=[rule("leave", zone="yard")], apart=1 / 30)
     for _ in range(10):
         stage.show(box(60, 60))
     for _ in range(300):

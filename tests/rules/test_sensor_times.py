@@ -45,7 +45,7 @@ class Sensor:
                 model="readings",
                 rules=(Rule(**{**bounds, **rule}),),
             ),
-            lossless=False,
+            apart=None,
             name_event=lambda: f"e{next(self._names)}",
             emit=self._events.extend,
             totals=LineTotals(None),

@@ -122,11 +122,11 @@ def test_counts_of_a_pipeline_that_goes_while_they_are_written_are_not_published
     )
     gate = Line(name="gate", points=((0.0, 0.0), (1.0, 1.0)))
     settings = Pipeline(name="p", source="dir:.", model="m", lines=(gate,))
-    engines.open(settings, lossless=False)
+    engines.open(settings, apart=None)
     keep_busy(totals.of("p"), lambda: engines.close("p", "reloaded"))
     engines.publish_counts(at_once=True)
     assert counted == []
-    engines.open(settings, lossless=False)
+    engines.open(settings, apart=None)
     engines.publish_counts(at_once=True)
     assert counted == ["p"]
     engines.publish_counts(at_once=True)
@@ -144,7 +144,7 @@ def test_other_settings_begin_no_track_numbers_anew(tmp_path: Path) -> None:
     settings = Pipeline(name="p", source="dir:.", model="m", track=True)
     seen = []
     for start in (0, 100):
-        engine = engines.open(settings, lossless=False)
+        engine = engines.open(settings, apart=None)
         for seq in (1, 2):
             sample = Sample(np.zeros((100, 100, 3), np.uint8), start + seq, 0, start + seq / 10)
             outcome = Outcome("m@1", "none", detections([box(50, 50)]), Timing(0.0, 0.0, 0.0))

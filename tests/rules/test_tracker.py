@@ -48,7 +48,7 @@ def test_dropped_frames_do_not_count_the_clock_does() -> None:
 
 def test_a_recording_is_moved_by_its_frames_not_by_the_clock() -> None:
     """Of a lossless source frames come as fast as they are read, with pauses of any length."""
-    stage = Stage(lossless=True, size=(400, 100))
+    stage = Stage(apart=1 / 30, size=(400, 100))
     rng = np.random.default_rng(1)
     for i in range(60):
         tracks = stage.show(box(20 + 5 * i, 50, 14), wait=float(rng.uniform(0.001, 0.2))).tracks
@@ -156,3 +156,15 @@ def test_what_is_obvious_is_assigned_as_the_solver_does() -> None:
         table[rows, columns] = gain
         best = max(table[range(size), order].sum() for order in permutations(range(size)))
         assert gain[picked].sum() == pytest.approx(best, abs=1e-5)
+
+
+@pytest.mark.parametrize(("apart", "most"), [(1.0, 2), (1 / 30, 12)])
+def test_pictures_of_a_folder_are_as_far_apart_as_its_rate_says(apart: float, most: int) -> None:
+    """Pages at one a second counted the lines of the last thirty: each lived for a second more."""
+    stage = Stage(zones={"all": [(0, 0), (1, 0), (1, 1), (0, 1)]}, apart=apart, rate=1.0)
+    counts = []
+    for place in range(12):
+        for _ in range(2):
+            stage.show(box(8 * (5 * place % 12) + 5, 50, 6))
+            counts.append(sum(stage.engine.counts()["all"].values()))
+    assert max(counts) == most

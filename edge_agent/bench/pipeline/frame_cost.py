@@ -147,7 +147,7 @@ def _measure(pipeline: PipelineSettings, count: int) -> float:
     if pipeline.needs_rule_engine:
         engine = RuleEngine(
             pipeline,
-            lossless=False,
+            apart=None,
             name_event=lambda: "bench-1",
             emit=lambda _event: None,
             totals=LineTotals(None),

@@ -386,7 +386,7 @@ def _tried(
     what = "loading the second stages"
     seconds = attendant.call(lambda: load_second_stages(settings, pipeline), what)
     try:
-        yield TriedPipeline(pipeline, seconds, lossless=spec.lossless)
+        yield TriedPipeline(pipeline, seconds, apart=spec.apart)
     finally:
         for _, model in seconds:
             if attendant.left_behind is None:
