@@ -304,8 +304,7 @@ class _PipelineCheck:
 
                         self._cost_ms = reading_cost(opened, context.closing)
                     return useless, reading
-                if reading.quiet_at is None:
-                    useless.append(reading)
+                useless.append(reading)
         finally:
             timer.cancel()
             opened.close()
