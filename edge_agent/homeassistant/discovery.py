@@ -20,6 +20,8 @@ from ..mqtt.topics import Topics, identifier
 
 MOST_LABELS = 20
 """Most labels of a zone or line: a model may have a thousand."""
+NO_MODE = "no mode"
+"""Takes the mode back; no mode's name, as it has a space."""
 MOST_STATE = 255
 """Most characters of a state in Home Assistant."""
 OFF_SECONDS = 5
@@ -235,7 +237,11 @@ def _over_pipelines(
         setting = _setting(topics, "@device", "mode")
         # Home Assistant would go on showing the mode before one that no rule names.
         mode = f"value_json.mode if value_json.mode in {json.dumps(list(modes))} else 'None'"
-        keys = {"value_template": f"{{{{ {mode} }}}}", "options": list(modes)}
+        keys = {
+            "value_template": f"{{{{ {mode} if value_json.mode else '{NO_MODE}' }}}}",
+            "command_template": f"{{{{ 'null' if value == '{NO_MODE}' else value }}}}",
+            "options": [*modes, NO_MODE],
+        }
         yield "select", "mode", "Mode", {**setting, **keys}
 
 

@@ -132,14 +132,17 @@ def test_a_rules_sensor_is_not_turned_by_what_comes_late() -> None:
     assert hear("d", "begin", "09:00:00") == "on"  # the clock was set back
 
 
-def test_a_mode_that_no_rule_names_is_shown_as_none() -> None:
-    """The mode before it went on being shown, as if its rules held."""
+def test_a_mode_can_be_left_and_one_that_no_rule_names_is_shown_as_none() -> None:
+    """The mode before it went on being shown, as if its rules held; nobody could disarm there."""
     found = payload(
         Topics("edge", "box"), "1", {}, [], [], temperature=False, modes=["day", "night"]
     )
-    template = Environment().from_string(found["components"]["mode"]["value_template"])  # noqa: S701 - no HTML
-    shown = [template.render(value_json={"mode": each}) for each in ("night", "away", None)]
-    assert shown == ["night", "None", "None"]
+    select = found["components"]["mode"]
+    read = Environment().from_string(select["value_template"])  # noqa: S701 - no HTML
+    shown = [read.render(value_json={"mode": each}) for each in ("night", "away", None)]
+    assert shown == ["night", "None", "no mode"]
+    write = Environment().from_string(select["command_template"])  # noqa: S701
+    assert [write.render(value=each) for each in select["options"]] == ["day", "night", "null"]
 
 
 def entities(task: str, *, picture: bool, values: tuple[str, ...] = ()) -> dict[str, Any]:
