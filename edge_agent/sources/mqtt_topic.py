@@ -37,6 +37,8 @@ MAX_WAITING = 16 * 2**20
 """Most bytes of waiting messages; beyond that the oldest are dropped."""
 MAX_BYTES = 1024 * 1024
 """Largest message, bytes."""
+DEEP = 3
+"""Levels of an object at which numbers are looked for that a setting has to name."""
 LATEST_NS = 2**63
 """Greatest time of a 64-bit clock, nanoseconds since 1970: in 2262."""
 _PLACE = re.compile("[0-9]{1,9}")
@@ -95,10 +97,6 @@ class Payload:
             return _rows(_plain(value), loose=True), (), None
         wrong = {} if wrong is None else wrong
         names = self.fields or self._names(value, wrong)
-        if not names:
-            null = any(value[key] is None for key in wrong)
-            words = f"expected an object that holds numbers, found {_shown(value)}"
-            raise EmptyError(words, wrong, null=null)
         columns = [_column_at(value, name, wrong) for name in names]
         counts = Counter(len(column) for column in columns if column is not None)
         if not counts:
@@ -123,14 +121,21 @@ class Payload:
         return rows, names, times
 
     def _names(self, value: Mapping[str, Any], wrong: dict[str, str]) -> tuple[str, ...]:
-        """Return the keys at the top with numbers; *wrong* gets those with null or a text."""
+        """Return the keys at the top with numbers; *wrong* gets those with null or a text.
+
+        Raises:
+            EmptyError: there are none.
+        """
         others = {key: each for key, each in value.items() if key != self.time}
         wrong |= {key: _words(key, each) for key, each in others.items() if _is_unknown(each)}
         # If all values are texts, use those that are plain numbers.
         for fits in (_is_data, lambda each: _from_text(each) is not each, _is_boolean):
             if names := tuple(key for key, each in others.items() if fits(each)):
+                if len(names) == 1 and (deeper := _deeper(value)):
+                    self.remark(names[0], f"of {_shown(value)} only {names[0]} is read{deeper}")
                 return names
-        return ()
+        words = f"expected an object that holds numbers, found {_shown(value)}{_deeper(value)}"
+        raise EmptyError(words, wrong, null=any(value[key] is None for key in wrong))
 
     def _times(self, value: Mapping[str, Any], path: str, count: int) -> NDArray[np.int64]:
         """Return the time of each of *count* rows, or only of the last one."""
@@ -222,6 +227,16 @@ def open_source(spec: SourceSpec, context: SourceContext) -> LiveSignal:
     return share(
         *(spec, context, lambda: TopicMessages(topics, spec.name, payload)), reopened=False
     )
+
+
+def _deeper(value: Mapping[str, Any], path: tuple[str, ...] = ()) -> str:
+    """Return the words for numbers below the top of an object, which `field` has to name."""
+    for key, below in value.items():
+        if path and _is_number(below):
+            return f"; name what lies deeper, as ?field={'.'.join([*path, key])}"
+        if isinstance(below, dict) and len(path) < DEEP and (found := _deeper(below, (*path, key))):
+            return found
+    return ""
 
 
 def unknown_in(wrong: Mapping[str, str]) -> dict[str, str]:

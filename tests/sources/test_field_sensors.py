@@ -182,6 +182,27 @@ def test_lines_of_json_name_their_channels(tmp_path: Path) -> None:
     assert sum(isinstance(each, SampleError) for each in found) == 3
 
 
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('{"Time": "x", "AM2301": {"Temperature": 21.5}}', "as ?field=AM2301.Temperature"),
+        ('{"method": "x", "params": {"switch:0": {"apower": 3}}}', "?field=params.switch:0.apower"),
+        ('{"fields": {"usage_user": 1.5}, "timestamp": 1796171030}', "as ?field=fields.usage_user"),
+    ],
+    ids=["Tasmota", "Shelly", "Telegraf"],
+)
+def test_numbers_below_the_top_are_named_with_the_way_to_read_them(text: str, words: str) -> None:
+    """Telegraf's only value was its time stamp, and a rule on the others waited for ever."""
+    said: list[str] = []
+    payload = Payload(remark=lambda _path, why: said.append(why))
+    try:
+        payload.read(text.encode())
+    except SampleError as problem:
+        said.append(str(problem))
+    (line,) = said
+    assert line.endswith(words)
+
+
 def test_json_lines_that_do_not_know_their_value_are_no_gap(tmp_path: Path) -> None:
     """ArduinoJson writes NaN as null: a DHT22 that failed to be read now and then never alarmed."""
 
