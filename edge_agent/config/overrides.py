@@ -134,6 +134,12 @@ class Overrides:
             f" {_shown(getattr(settings, key))}; to undo that, set it to null with persist"
             for key, value in own.items()
         ]
+        if settings.name not in {pipeline.name for pipeline in self.from_file() or (settings,)}:
+            lines.append(
+                f"added by `configure … persist` ({self._file.path}); to undo that, set it to null"
+                " there"
+            )
+            return lines
         # What `set` has changed again since does not hold as `configure` has kept it.
         if keys := [key for key in self._kept.get(settings.name) or () if key not in own]:
             lines.append(

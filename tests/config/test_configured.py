@@ -255,6 +255,18 @@ def test_a_key_that_was_kept_twice_is_told_once(tmp_path: Path) -> None:
     assert by_configure.startswith("motion as kept by `configure")
 
 
+def test_a_pipeline_that_was_added_is_told_as_one(tmp_path: Path) -> None:
+    """All of its keys were, "to undo that, configure the value of the file", which has none."""
+    overrides = Overrides(tmp_path / "overrides.json")
+    overrides.lay_over(BOTH)
+    new = {"source": "dir:y", "model": "m", "rate": 2}
+    overrides.configure(kept := read_patch({"tank": new}, HELD, ALL))
+    overrides.keep(kept)
+    tank = overrides.lay_over(BOTH).pipelines[-1]
+    (line,) = overrides.shadows(tank)
+    assert (tank.name, line.startswith("added by `configure … persist`")) == ("tank", True)
+
+
 def test_what_does_not_fit_the_file_any_more_is_ignored_and_said(tmp_path: Path) -> None:
     """The other pipelines have their changes all the same; nothing stops a start."""
     path = tmp_path / "overrides.json"

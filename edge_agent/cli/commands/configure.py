@@ -66,7 +66,7 @@ def _read(path: Path) -> dict[str, Any]:
         UsageError: the file does not contain a patch.
     """
     data = _json(path) if path.suffix == ".json" else read_toml(path, UsageError)
-    if path.suffix == ".json" and not isinstance(data.get("pipelines"), dict):
+    if path.suffix == ".json" and not isinstance(data.get("pipelines"), dict | list):
         data = {"pipelines": data}
     others = [key for key in data if key not in {"pipelines", "if"}]
     if others:
