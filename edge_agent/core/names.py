@@ -15,6 +15,8 @@ NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
 NAME_RULE = "letters, digits, '.', '_' and '-', at most 64, beginning with a letter or digit"
 READINGS = "readings"
 """In place of a pipeline's model: publish its sensor's readings; no model has this name."""
+ALONE = ""
+"""Stands for the name of a sensor's single value that has none."""
 RESERVED_GROUPS = frozenset({"package", "rollout"})
 """Names that no group may have: topics for all devices use them."""
 _NAME = re.compile(NAME)

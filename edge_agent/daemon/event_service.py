@@ -79,7 +79,7 @@ class EventService:
                     waiting=runner.board.waiting_for_disk,
                 )
                 self.dispatcher.engines.silent_since = runner.silent_since
-                self.dispatcher.engines.is_refused = runner.is_refused
+                self.dispatcher.engines.is_unknown = runner.is_unknown
                 self.dispatcher.asking.local = self._local
                 self._made.notify_all()
             return self.dispatcher

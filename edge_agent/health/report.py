@@ -17,6 +17,7 @@ from typing import Any
 
 from ..core.errors import Unfit
 from ..core.logs import Latch
+from ..core.names import ALONE
 from ..core.owners import foreign
 from ..core.state_file import unwritten
 from ..core.text import counted
@@ -335,7 +336,7 @@ def _unread(pipeline: Pipeline) -> list[str]:
     settings, unread = pipeline.settings, pipeline.errors.unread
     if not unread or pipeline.state != "running":
         return []
-    named = {*pipeline.spec.options.get("field", ())}
+    named = {ALONE, *pipeline.spec.options.get("field", ())}
     named.update(rule.value for rule in settings.rules if rule.value is not None)
     if settings.input is not None:
         named.update(map(str, settings.input.channels))

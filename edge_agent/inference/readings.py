@@ -165,9 +165,6 @@ def names_in(spec: InputSpec, reading: Reading) -> tuple[str, ...]:
 class EachReading(Windower):
     """Takes each row by itself, whatever channels it has."""
 
-    _fitted = False
-    """Whether a reading has had wanted channels."""
-
     def usable(self, reading: Reading) -> Iterator[Reading | SampleError]:
         """Yield errors for rows without any number, and the reading with the wanted channels.
 
@@ -182,9 +179,6 @@ class EachReading(Windower):
         if wanted:
             columns = reading.columns or tuple(map(str, places))
             places = [place for place in places if place in wanted or columns[place] in wanted]
-            if not places and self._fitted and reading.columns:
-                return  # it is about something else
-            self._fitted = bool(places)
             if not places:
                 expected, found = ", ".join(map(str, wanted)), ", ".join(columns[:20])
                 raise ModelError(f"input.channels: expected {expected}, found {found}")

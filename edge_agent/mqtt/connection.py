@@ -18,15 +18,16 @@ from ..core.json_text import read_json
 from . import paho_client
 from .declared import as_declared
 from .diagnose import ACCESS_LIST, NOT_AUTHORIZED
-from .paho_client import REFUSAL, acknowledge_now, code_of, limit_inflight
+from .paho_client import TOO_LARGE, acknowledge_now, code_of, limit_inflight
 
 if TYPE_CHECKING:
     from paho.mqtt.client import Client
 
 log = logging.getLogger(__name__)
 
+REFUSAL = 0x80
+"""The first MQTT 5 reason code that means failure."""
 TAKEN_OVER = 0x8E
-TOO_LARGE = 0x95
 UNSPECIFIED = 0x80
 _HINTS = {
     NOT_AUTHORIZED: ACCESS_LIST,

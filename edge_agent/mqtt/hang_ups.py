@@ -25,8 +25,9 @@ import logging
 import time
 from collections.abc import Callable
 
-from .connection import UNSPECIFIED, Connection
+from .connection import UNSPECIFIED, Connection, Refusal
 from .message import Answered
+from .paho_client import TOO_LARGE
 
 log = logging.getLogger(__name__)
 
@@ -102,8 +103,14 @@ class HangUps:
         most = min(least - MARGIN, LIKE * least if live else least)
         return None if size < most else explain(least)
 
-    def acknowledged(self, topic: str, size: int) -> bool:
-        """Record that the broker has answered a message; return whether that forgives all."""
+    def answered(self, topic: str, size: int, refusal: Refusal | None) -> bool:
+        """Record that the broker has answered a message; return whether that forgives all.
+
+        What it refuses as too large is not published again: mosquitto may close the connection too.
+        """
+        if refusal is not None and refusal.code == TOO_LARGE:
+            least, _ = self._shut_out.get(topic, (size, 0.0))
+            self._shut(topic, min(least, size))
         suspect, _ = self._suspects.get(topic, (0, 0))
         if topic not in self._suspects or size < suspect - MARGIN:
             return False
@@ -155,10 +162,13 @@ class HangUps:
             return None
         del self._suspects[topic]
         self._patience = CAREFUL_AFTER
-        self._shut_out.pop(topic, None)  # the latest last
-        self._shut_out[topic] = suspect, time.monotonic() + SHUT_OUT_SECONDS
-        _bound(self._shut_out)
+        self._shut(topic, suspect)
         return suspect
+
+    def _shut(self, topic: str, size: int) -> None:
+        self._shut_out.pop(topic, None)  # the latest last
+        self._shut_out[topic] = size, time.monotonic() + SHUT_OUT_SECONDS
+        _bound(self._shut_out)
 
     def _ends(self) -> list[int]:
         """Return how many careful connections have ended over each suspect that is not held."""
@@ -243,7 +253,8 @@ class HeldBack:
 
 def explain(size: int) -> str:
     """Return the reason for not publishing a message of this size."""
-    return f"the broker closes the connection over such a message ({size} bytes); {SEE}"
+    what = f"such a message, or refuses it ({size} bytes)"
+    return f"the broker closes the connection over {what}; {SEE}"
 
 
 def _bound(topics: dict[str, tuple[int, int]] | dict[str, tuple[int, float]]) -> None:

@@ -317,7 +317,7 @@ class Outbox:
         topic, forgiven = "an unknown topic", False
         if published is not None:
             since, topic, size = published
-            forgiven = self.hang_ups.acknowledged(topic, size)
+            forgiven = self.hang_ups.answered(topic, size, refusal)
             self._flight.acknowledged = max(self._flight.acknowledged, since)
             self._flight.heard_at = time.monotonic()
             self._settle_retained(topic)

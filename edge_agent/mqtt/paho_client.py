@@ -45,8 +45,8 @@ UNSENT = 2**17
 """Bytes that the kernel may hold and has not sent yet: all that a fast network needs."""
 READ_AT_ONCE = 2**20
 """Bytes at most that are taken from the socket by one call."""
-REFUSAL = 0x80
-"""The first MQTT 5 reason code that means failure."""
+TOO_LARGE = 0x95
+"""MQTT 5 reason code."""
 SESSION_EXPIRY = 3600
 """Seconds for which the broker keeps messages for us after a disconnect."""
 NODE_EXPIRY = 60
@@ -98,7 +98,7 @@ def make_client(
     from paho.mqtt.enums import CallbackAPIVersion
 
     read.readUTF = _read_text
-    _know_refusals()
+    _know_refusal()
     client = paho.Client(
         CallbackAPIVersion.VERSION2,
         client_id=client_id,
@@ -208,19 +208,18 @@ def _refused(encoded: bytes) -> str:
     return ""
 
 
-def _know_refusals() -> None:
-    """Have paho read each failure as an answer to PUBLISH; it ends the connection otherwise.
+def _know_refusal() -> None:
+    """Have paho read 0x95 as an answer to PUBLISH; it ends the connection otherwise.
 
-    mosquitto refuses a message above its `message_size_limit` with 0x95, which MQTT 5 (3.4.2.1)
-    does not list for PUBACK: the message was sent again at each connection, and ended it.
+    mosquitto refuses a message above its `message_size_limit` so, which MQTT 5 (3.4.2.1) does not
+    list for PUBACK: the message was sent again at each connection, and ended it.
     """
     from paho.mqtt.packettypes import PacketTypes
     from paho.mqtt.reasoncodes import ReasonCode
 
-    for code, names in ReasonCode.names.items():
-        for packets in names.values():
-            if code >= REFUSAL and PacketTypes.PUBACK not in packets:
-                packets.append(PacketTypes.PUBACK)
+    (packets,) = ReasonCode.names[TOO_LARGE].values()
+    if PacketTypes.PUBACK not in packets:
+        packets.append(PacketTypes.PUBACK)
 
 
 def receives(client: Client) -> bool:

@@ -43,8 +43,8 @@ class RuleEngines:
     """The rules over several pipelines."""
     silent_since: Callable[[str], float] = lambda _name: -math.inf
     """See `Pipeline.silent_since`."""
-    is_refused: Callable[[str], bool] = lambda _name: False
-    """See `Runner.is_refused`."""
+    is_unknown: Callable[[str], bool] = lambda _name: False
+    """See `Runner.is_unknown`."""
     _engines: dict[str, tuple[RuleEngine, Pipeline]] = field(default_factory=dict)
     _next_tracks: dict[str, int] = field(default_factory=dict)
     """The next track number by pipeline, so that other settings begin none anew."""
@@ -75,7 +75,7 @@ class RuleEngines:
         """Let the engine of a pipeline go on with other rules; None: it has none."""
         engine, _ = self._engines.get(settings.name, (None, None))
         if engine is not None:
-            engine.apply(settings, told=not self.is_refused(settings.name))
+            engine.apply(settings, told=not self.is_unknown(settings.name))
             self._engines[settings.name] = engine, settings
         return engine
 

@@ -294,8 +294,8 @@ class TrackedObjects:
         self._staged: dict[int, dict[str, frozenset[str]]] = {}
         """The latest labels found by second stages, by slot and stage."""
         self._shown: dict[int, tuple[frozenset[str], int]] = {}
-        """The latest of these by slot where there were any, and in which result."""
-        self._results = 0
+        """The latest of these by slot where there were any, and in how many results since it was
+        seen without any."""
         self._texts: dict[int, str] = {}
         """The latest text read in each, by slot."""
         self._told: dict[int, frozenset[str]] = {}
@@ -324,7 +324,6 @@ class TrackedObjects:
             x, y = size[0] / tracker.size[0], size[1] / tracker.size[1]
             self._boxes *= np.array([x, y, x, y], np.float32)
         slot_of = tracker.update(found, weak, seconds, size)
-        self._results += 1
         failed = any(None in each.values() for each in staged or ())
         self._looks.add(now, occupancy.patience if failed else 0)
         self._unsettled = tracker.unsettled
@@ -337,24 +336,7 @@ class TrackedObjects:
         boxes = found.boxes.take(at, axis=0)
         self._boxes[slots], self.scores[slots] = boxes, found.scores[at]
         placed = place(boxes, size)
-        also = None
-        if staged is not None:
-            for slot in tracker.begun.tolist():
-                self._staged.pop(slot, None)
-                self._shown.pop(slot, None)
-                self._told.pop(slot, None)
-            also = []
-            for slot, index in zip(slots.tolist(), at.tolist(), strict=True):
-                before = self._staged.get(slot, {})
-                known = {
-                    stage: before.get(stage, frozenset()) if labels is None else labels
-                    for stage, labels in staged[index].items()
-                }
-                also.append(_union(known))
-                self._staged[slot] = known
-                self._told[slot] = frozenset().union(*filter(None, staged[index].values()))
-                if also[-1]:
-                    self._shown[slot] = also[-1], self._results
+        also = None if staged is None else self._note(slots, at, staged)
         self._read(found, at, slots)
         inside, rose, fell = occupancy.update(slots, placed, tracker, now, also)
         zones: list[tuple[str, ...]] | None = None
@@ -365,6 +347,32 @@ class TrackedObjects:
         numbers = np.where(slot_of >= 0, tracker.number[slot_of], 0)
         view = View(slots, placed, rose, fell, tracker.begun, tracker.ended)
         return replace(found, tracks=numbers, zones=None if zones is None else tuple(zones)), view
+
+    def _note(
+        self, slots: Slots, at: Slots, staged: Sequence[Mapping[str, frozenset[str] | None]]
+    ) -> list[frozenset[str]]:
+        """Record what second stages have found in the objects in *slots*; return that, by object.
+
+        *at* (n,): their places in *staged*.
+        """
+        for slot in self.tracker.begun.tolist():
+            self._staged.pop(slot, None)
+            self._shown.pop(slot, None)
+            self._told.pop(slot, None)
+        also = []
+        for slot, index in zip(slots.tolist(), at.tolist(), strict=True):
+            before = self._staged.get(slot, {})
+            known = {
+                stage: before.get(stage, frozenset()) if labels is None else labels
+                for stage, labels in staged[index].items()
+            }
+            also.append(_union(known))
+            self._staged[slot] = known
+            self._told[slot] = frozenset().union(*filter(None, staged[index].values()))
+            shown, age = self._shown.get(slot, (frozenset(), 0))
+            if also[-1] or shown:
+                self._shown[slot] = (also[-1], 0) if also[-1] else (shown, age + 1)
+        return also
 
     def _read(self, found: Detections, at: Slots, slots: Slots) -> None:
         """Record the texts in the detections *at* (n,) of the objects in *slots* (n,)."""
@@ -410,7 +418,7 @@ class TrackedObjects:
         placed = place(self._boxes[alive], tracker.size)
         never = frozenset[str](), 0
         shown = [self._shown.get(slot, never) for slot in alive.tolist()]
-        ages = np.array([self._results - result for _, result in shown], np.int64)
+        ages = np.array([age for _, age in shown], np.int64)
         also = [labels for labels, _ in shown]
         self.occupancy.take_over(before, alive, placed, tracker, now, also, ages)
 

@@ -9,6 +9,7 @@ from typing import Protocol
 import numpy as np
 
 from ..core.errors import SampleError, SilentError, SourceError
+from ..core.names import ALONE
 from ..core.types import Reading
 from .continuity import Continuity, Counts, Rows
 from .shared import Shared, Tap, Wanted
@@ -35,6 +36,11 @@ class EmptyError(SampleError):
         super().__init__(words)
         self.unknown = unknown
         self.null = null
+
+
+def names_of(columns: tuple[str, ...], count: int) -> tuple[str, ...]:
+    """Return what the values of a reading are counted by."""
+    return columns or ((ALONE,) if count == 1 else tuple(map(str, range(count))))
 
 
 class Device(Protocol):
@@ -109,12 +115,12 @@ class Signal:
         if isinstance(item, Rows):
             self._empty = self._null = 0
             if len(self._columns) < MOST_UNREAD:
-                self._columns.update(item.columns or map(str, range(item.data.shape[1])))
+                self._columns.update(names_of(item.columns, item.data.shape[1]))
             if item.flaw is None and not (item.unknown or self._unread):
                 return  # as nearly always
             unknown = dict(item.unknown or {})
-            for place, column in enumerate(item.data.T):
-                name = item.columns[place] if item.columns else str(place)
+            names = names_of(item.columns, item.data.shape[1])
+            for place, (name, column) in enumerate(zip(names, item.data.T, strict=True)):
                 if not np.isnan(column).all():
                     self._unread.pop(name, None)
                     self.unread.pop(name, None)

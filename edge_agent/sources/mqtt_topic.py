@@ -25,9 +25,10 @@ from numpy.typing import NDArray
 from ..core.errors import SampleError, SourceError
 from ..core.frozen import record
 from ..core.json_text import HalfLetterError, read_json
+from ..core.names import ALONE
 from ..core.types import Array
 from .continuity import Rows
-from .live_signal import EmptyError, LiveSignal, share
+from .live_signal import EmptyError, LiveSignal, names_of, share
 from .source import SourceContext, Topics
 from .spec import SourceSpec
 
@@ -86,7 +87,7 @@ class Payload:
         except (ValueError, RecursionError):
             words = f"expected JSON, found {_cut(payload)}"
             if not self.fields and _WORDS.fullmatch(payload.strip()):
-                raise EmptyError(words, {"0": words}, null=False) from None
+                raise EmptyError(words, {ALONE: words}, null=False) from None
             raise SampleError(words) from None
         if not isinstance(value, dict):
             if self.fields:
@@ -381,9 +382,8 @@ def _check_is_known(value: Any) -> None:
     cells = value if isinstance(value, list) else [value]
     if cells and all(map(_is_unknown, cells)):
         words = f"expected a number, numbers, or rows of numbers, found {_shown(value)}"
-        unknown = {
-            str(place): words if isinstance(cell, str) else "" for place, cell in enumerate(cells)
-        }
+        said = [words if isinstance(cell, str) else "" for cell in cells]
+        unknown = dict(zip(names_of((), len(cells)), said, strict=True))
         raise EmptyError(words, unknown, null=not all(unknown.values()))
 
 

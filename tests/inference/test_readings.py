@@ -10,7 +10,6 @@ import pytest
 
 from edge_agent.config.sensor_input import SensorInput
 from edge_agent.core.callbacks import Callbacks
-from edge_agent.core.errors import ModelError
 from edge_agent.core.types import Outcome, Reading, Sample, Values
 from edge_agent.inference.readings import Readings
 
@@ -57,16 +56,3 @@ def test_a_place_of_a_line_without_a_number_is_not_known(
     assert isinstance(found.findings, Values)
     assert found.findings.unknown == unknown
     assert found.findings.as_json() == {"values": {"h": 40.0}}
-
-
-def test_a_message_about_other_channels_is_passed_over_once_one_has_had_them() -> None:
-    """A null in every other message was "does not fit", and a dropped result, each time."""
-    each = Readings(SensorInput(channels=("t",)).spec, Callbacks()).windower(())
-    other = Reading(np.array([[40.0]]), 0, 0.0, columns=("h",))
-    with pytest.raises(ModelError, match="expected t, found h"):
-        list(each.usable(other))
-    whole = Reading(np.array([[50.0, 40.0]]), 0, 0.0, columns=("t", "h"))
-    (taken,) = each.usable(whole)
-    assert isinstance(taken, Reading)
-    assert [sample.data.tolist() for sample in each.push(taken)] == [[50.0]]
-    assert list(each.usable(other)) == []

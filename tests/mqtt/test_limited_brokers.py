@@ -715,6 +715,9 @@ def test_a_message_above_the_limit_of_mosquitto_ends_no_connection(
     assert counters.forbidden.startswith("edge/box/result/belt: Packet too large (see the broker's")
     states = [h.json["state"] for h in heard.heard if h.topic == STATUS]
     assert states == ["online"], "one connection"
+    client.publish_message(message(channel, 2, more="x" * 60_000))
+    wait_until(lambda: channel.lost == 2, "the next one, which is not published")
+    assert client.counters().unauthorized == 1
     broker.stop()
 
 

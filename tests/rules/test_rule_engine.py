@@ -207,6 +207,20 @@ def test_an_object_that_was_there_does_not_enter_for_a_new_rule() -> None:
     assert stage.told() == []
 
 
+def test_an_object_that_was_hidden_does_not_enter_for_a_new_rule() -> None:
+    """It had been called red in each result that showed it."""
+    stage = Stage(zones=YARD)
+    there, red = detections([box(60, 60)]), Classes(("red",), (0.9,))
+    for _ in range(10):
+        stage.give(there, then={"color": Second((red,), 1, 1, 0.0)})
+    for _ in range(8):
+        stage.give(detections([]))
+    stage.apply(zones=YARD, rules=[rule("enter", zone="yard", labels=["red"])])
+    for _ in range(10):
+        stage.give(there, then={"color": Second((red,), 1, 1, 0.0)})
+    assert stage.told() == []
+
+
 @pytest.mark.parametrize(("clear", "left"), [(1, True), (3, False), (100, False)])
 def test_an_object_does_not_leave_for_a_new_rule_that_was_called_so_long_ago(
     clear: int, left: bool

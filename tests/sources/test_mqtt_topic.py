@@ -13,6 +13,7 @@ import pytest
 
 from edge_agent.cli.samples import Samples
 from edge_agent.core.errors import SampleError
+from edge_agent.core.names import ALONE
 from edge_agent.models.manifest import InputSpec
 from edge_agent.mqtt import subscriptions
 from edge_agent.mqtt.connection import ReceivedMessage
@@ -517,6 +518,17 @@ def test_what_comes_before_a_source_is_opened_or_after_it_is_closed_is_of_nobody
     assert (got, left) == ([b"2"], ["z/press"])
     feeds.expect("z/press", -1, held=False)
     assert not send(b"4")
+
+
+def test_a_bare_text_in_place_of_the_only_value_is_named(tmp_path: Path) -> None:
+    """Home Assistant's statestream says `unavailable`: nobody was told."""
+    feeds = Feeds()
+    spec = parse_source("mqtt:z/bare?gap_s=60", tmp_path)
+    signal = Signal(spec, TopicMessages(feeds, "z/bare", Payload()), None)
+    for text in (b"50", *[b"unavailable"] * UNREAD):
+        feeds.take(ReceivedMessage("z/bare", text, False, None, None, lambda: None, 0))
+    signal.read(0, lambda _at: True)
+    assert signal.unread == {ALONE: "mqtt:z/bare?gap_s=60: expected JSON, found 'unavailable'"}
 
 
 def test_what_a_command_tries_spans_no_null_either() -> None:

@@ -32,6 +32,8 @@ T = TypeVar("T")
 
 KEEP_SECONDS = 60.0
 """How often at most the scores are kept that a threshold is being learned from."""
+MOST_KEPT = 10_000
+"""Most of them: a larger file would take long in a lane. What needs more is learned in one go."""
 KEPT = 4
 """Values that a pipeline keeps of each model its frames are split between: after a rollback, or
 with its masks of the day, an earlier one is needed again."""
@@ -341,6 +343,8 @@ class Decisions:
         """Keep the scores so far now and then: a device that is switched off daily goes on."""
         new, now = len(memory.scores) - memory.kept, time.monotonic()
         if self._learned is None or 100 * new < spec.learn or now < memory.kept_at + KEEP_SECONDS:
+            return
+        if spec.learn > MOST_KEPT:
             return
         memory.kept, memory.kept_at = len(memory.scores), now
         of = self._pipeline, memory.model, _rule(spec)

@@ -222,11 +222,9 @@ class Pipeline:
         latest, gap_s = self.stream.latest, self.spec.options.get("gap_s")
         if not self.settings.tells_each_reading or gap_s is None:
             return -inf
-        if (
-            self.errors.came_after(latest)
-            or self.stream.together
-            or time.monotonic() - latest > gap_s
-        ):
+        error_at = -inf if self.errors.latest is None else self.errors.latest[0]
+        refused = max(error_at, self.errors.quiet_at) > latest
+        if refused or self.stream.together or time.monotonic() - latest > gap_s:
             return -inf
         running = self.spec.live and self.state == "running" and self.queue.at_rest
         return latest if running and self.rate is None else -inf

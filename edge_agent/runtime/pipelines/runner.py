@@ -305,10 +305,10 @@ class Runner:  # noqa: PLR0904 - what commands, reload and health ask of pipelin
         pipeline = self.pipelines.get(name)
         return -inf if pipeline is None else pipeline.silent_since
 
-    def is_refused(self, name: str) -> bool:
-        """Whether what a pipeline's sensor has said since its latest result could not be used."""
+    def is_unknown(self, name: str) -> bool:
+        """Whether a pipeline's sensor has said since its latest result that it knows nothing."""
         pipeline = self.pipelines.get(name)
-        return pipeline is not None and pipeline.errors.came_after(pipeline.stream.latest)
+        return pipeline is not None and pipeline.errors.quiet_at > pipeline.stream.latest
 
     # Requests
 

@@ -161,11 +161,6 @@ class FrameErrors:
         log.warning("%s: %s: %s", self._name, what, problem)
         self.latest = (time.monotonic(), str(problem))
 
-    def came_after(self, moment: float) -> bool:
-        """Whether something since then was refused, or said that nothing is known."""
-        refused_at = -math.inf if self.latest is None else self.latest[0]
-        return max(refused_at, self.quiet_at) > moment
-
     def record_sink(self, sink: str, why: str) -> None:
         """Log and count that a sink has raised."""
         self.sinks += 1
