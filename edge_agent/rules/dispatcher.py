@@ -27,9 +27,10 @@ from ..mqtt.topics import Topics
 from ..runtime.pipelines.sinks import Sinks
 from .actions import Actions, targets_of, topic_of
 from .asking import Asking
+from .clips import Clips
 from .engines import CombinedRules, RuleEngines
 from .event import Event, Holds, always, payload
-from .evidence import Clips, Crowd, Evidence
+from .evidence import Crowd, Evidence
 from .journal import Entry, Journal, Payload
 from .rendering import render
 from .totals import TotalsFile
@@ -70,7 +71,9 @@ class EventQueue:
     def __init__(self) -> None:
         self.lost = 0
         """Number of events dropped because the queue was full."""
-        self.unseen = Crowd("picture", f"at most {MOST_PICTURES} wait at a time: {LATE_HINT}")
+        self.unseen = Crowd(
+            "events without a picture", f"at most {MOST_PICTURES} wait at a time: {LATE_HINT}"
+        )
         self.closing = False
         self._events: deque[Queued] = deque()
         self._pictures = 0

@@ -203,6 +203,11 @@ class ClipWriter:
                 self._template.streams.video[0], opaque=True
             )
 
+    @property
+    def size(self) -> int:
+        """Bytes written."""
+        return self._output.tell()
+
     def write(self, packet: Packet) -> None:
         """Append a packet.
 

@@ -16,9 +16,10 @@ import pytest
 from edge_agent.config.rules import Rule
 from edge_agent.config.settings import Evidence as EvidenceSettings
 from edge_agent.config.settings import Pipeline, Settings
+from edge_agent.rules.clips import MOST, Clips
 from edge_agent.rules.dispatcher import LATE_HINT, MOST_PICTURES, EventQueue, Queued
 from edge_agent.rules.event import Event
-from edge_agent.rules.evidence import MOST, Allowance, Clips, Evidence
+from edge_agent.rules.evidence import Allowance, Evidence
 from edge_agent.sources.packet_ring import PACKETS
 from edge_agent.sources.spec import parse_source
 from tests.helpers.no_threads import without_threads
@@ -119,6 +120,29 @@ def test_a_clip_of_an_event_after_a_reconnect_shows_the_event(tmp_path: Path) ->
     clips.close(PATIENCE)
     with av.open(str(tmp_path / "p" / "e-1.mp4")) as container:
         assert len([packet for packet in container.demux(video=0) if packet.size]) == 50
+
+
+def test_a_clip_that_would_take_all_room_ends_and_the_older_evidence_stays(tmp_path: Path) -> None:
+    """One of some minutes was larger than `keep_mb`: everything went, and then it did, unsaid."""
+    clips = clips_of_a_pipeline(tmp_path)
+    clips.evidence.keep("p", "before", PICTURE, 1)
+    source = f"file:{CHECKOUT}/models/media/conveyor.mp4"
+    ring = PACKETS.ring(parse_source(source, Path()).text)
+    assert ring is not None
+    clips.take(replace(event("e-1"), since=time.monotonic()))
+    kept = tmp_path / "p" / "e-1.mp4"
+    while not kept.exists():
+        with av.open(source.removeprefix("file:")) as container:
+            stream = container.streams.video[0]
+            for packet in container.demux(stream):
+                if packet.size and not kept.exists():
+                    ring.add("one", stream, packet)
+    assert 2**19 <= kept.stat().st_size < 2**20
+    assert kept.with_name("before.jpg").exists()
+    (said,) = clips.problems()
+    assert said.startswith("clips cut short: 1; those that are written may take half of evidence")
+    clips.close(PATIENCE)
+    PACKETS.want({})
 
 
 def test_events_that_had_no_clip_in_a_crowd_were_not_said(

@@ -278,7 +278,7 @@ class _PipelineCheck:
         """Say that clips are asked of a camera whose pictures make none."""
         if self._spec.scheme.name not in {"http", "https"}:
             return
-        from ...rules.evidence import NO_PACKETS
+        from ...rules.clips import NO_PACKETS
         from ...sources.http_camera import HttpCamera
 
         rules = [rule.name for rule in self._pipeline.rules if rule.clip]
