@@ -376,7 +376,7 @@ def _broker_problems(counters: Counters) -> list[str]:
         reasons.append(f"broker: {counters.problem or 'not connected yet'}")
     elif counters.problem is not None:
         reasons.append(f"broker: {counters.problem}")
-    elif counters.unauthorized:
+    elif counters.forbidden:
         reasons.append(
             "broker: refuses some of the messages of this device, the first on "
             f"{counters.forbidden}"

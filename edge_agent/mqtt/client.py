@@ -74,9 +74,8 @@ class Counters:
     reconnects: int
     refused: int
     lost: int
-    unauthorized: int
     forbidden: str
-    """The topic of the first message that the broker refused; empty: none."""
+    """See `Outbox.forbidden`."""
     waiting: int
     problem: str | None
     dropped: int
@@ -330,7 +329,6 @@ class Client:
                 max(0, self._connects - 1),
                 outbox.refused,
                 outbox.lost,
-                outbox.unauthorized,
                 outbox.forbidden,
                 outbox.waiting,
                 self._problem

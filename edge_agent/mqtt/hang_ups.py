@@ -23,7 +23,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from math import inf
 
 from .connection import UNSPECIFIED, Connection, Refusal
 from .message import Answered
@@ -84,6 +85,8 @@ class HangUps:
         """Topics that are held back until a connection has lasted without them."""
         self._shut_out: dict[str, tuple[int, float]] = {}
         """By topic: the size from which on messages are not published, and until when."""
+        self._too_large: dict[str, tuple[int, float]] = {}
+        """The same of those that the broker has refused by their size."""
 
     @property
     def careful(self) -> bool:
@@ -96,21 +99,20 @@ class HangUps:
 
     def why_not(self, topic: str, size: int, *, live: bool) -> str | None:
         """Return why a message must not be published; None: it may. *live*: it may be lost."""
-        least, until = self._shut_out.get(topic, (0, 0.0))
-        if time.monotonic() >= until:
-            self._shut_out.pop(topic, None)
-            return None
+        refused, least = _least(self._too_large, topic), _least(self._shut_out, topic)
+        if size >= refused:
+            return explain(refused)
         most = min(least - MARGIN, LIKE * least if live else least)
         return None if size < most else explain(least)
 
     def answered(self, topic: str, size: int, refusal: Refusal | None) -> bool:
         """Record that the broker has answered a message; return whether that forgives all.
 
-        What it refuses as too large is not published again: mosquitto may close the connection too.
+        What it refuses as too large is not published again on a connection, nor on the next ones
+        if that was short-lived: mosquitto may close it, too.
         """
         if refusal is not None and refusal.code == TOO_LARGE:
-            least, _ = self._shut_out.get(topic, (size, 0.0))
-            self._shut(topic, min(least, size))
+            _shut(self._too_large, topic, int(min(size, _least(self._too_large, topic))))
         suspect, _ = self._suspects.get(topic, (0, 0))
         if topic not in self._suspects or size < suspect - MARGIN:
             return False
@@ -162,13 +164,8 @@ class HangUps:
             return None
         del self._suspects[topic]
         self._patience = CAREFUL_AFTER
-        self._shut(topic, suspect)
+        _shut(self._shut_out, topic, suspect)
         return suspect
-
-    def _shut(self, topic: str, size: int) -> None:
-        self._shut_out.pop(topic, None)  # the latest last
-        self._shut_out[topic] = size, time.monotonic() + SHUT_OUT_SECONDS
-        _bound(self._shut_out)
 
     def _ends(self) -> list[int]:
         """Return how many careful connections have ended over each suspect that is not held."""
@@ -176,6 +173,8 @@ class HangUps:
 
     def ended(self, code: int, lasted: float) -> None:
         """Record that a connection ended, but over no message that is known."""
+        if lasted >= SHORT_LIVED:
+            self._too_large.clear()  # its limit may be another one now
         if self._suspects:
             self.forgive()
         elif lasted >= SHORT_LIVED:
@@ -203,6 +202,7 @@ class HangUps:
         self.absolve()
         self._short_lived, self._patience = 0, CAREFUL_AFTER
         self._shut_out.clear()
+        self._too_large.clear()
 
     def settle(self, connection: Connection, interrupted: Callable[[], bool]) -> bool:
         """Leave a careful connection idle for a while; return whether it is there afterwards."""
@@ -251,10 +251,22 @@ class HeldBack:
                 answered(why)
 
 
-def explain(size: int) -> str:
+def explain(size: float) -> str:
     """Return the reason for not publishing a message of this size."""
-    what = f"such a message, or refuses it ({size} bytes)"
+    what = f"such a message, or refuses it ({size:.0f} bytes)"
     return f"the broker closes the connection over {what}; {SEE}"
+
+
+def _least(topics: Mapping[str, tuple[int, float]], topic: str) -> float:
+    """Return the size from which on messages are not published; infinite: there is none now."""
+    size, until = topics.get(topic, (0, 0.0))
+    return size if time.monotonic() < until else inf
+
+
+def _shut(topics: dict[str, tuple[int, float]], topic: str, size: int) -> None:
+    topics.pop(topic, None)  # the latest last
+    topics[topic] = size, time.monotonic() + SHUT_OUT_SECONDS
+    _bound(topics)
 
 
 def _bound(topics: dict[str, tuple[int, int]] | dict[str, tuple[int, float]]) -> None:

@@ -56,10 +56,8 @@ class Outbox:
         self.inflight.series.held = self.hang_ups.held
         self.refused = 0
         """Messages not published: more than the broker takes, or too many in flight."""
-        self.unauthorized = 0
-        """Messages refused by the broker."""
         self.forbidden = ""
-        """The topic of the first of them, and why."""
+        """The topic of a message that the broker has refused, and why; "": it takes that by now."""
         self.replayed = 0
         """Messages published as possible copies."""
         self._lost = 0
@@ -327,11 +325,11 @@ class Outbox:
         answered = self._flight.answered.pop(mid, None)
         if answered is not None:
             answered(None if refusal is None else f"the broker refuses it: {refusal.words}")
-        elif refusal is not None:
-            self.unauthorized += 1
-            if self.unauthorized == 1:
-                self.forbidden = f"{topic}: {refusal.words}"
-                log.warning("broker: refused a message of this device on %s", self.forbidden)
+        elif refusal is None and self.forbidden.startswith(f"{topic}: "):
+            self.forbidden = ""
+        elif refusal is not None and not self.forbidden:
+            self.forbidden = f"{topic}: {refusal.words}"
+            log.warning("broker: refused a message of this device on %s", self.forbidden)
         if forgiven:
             self.hurry()
             self._publish_held()
@@ -390,7 +388,6 @@ class Outbox:
         mid, alone = next(iter(flight.awaited.items()), (0, None))
         why = self.hang_ups.ended_careful(connection, alone, flight.heard_at)
         if why is not None and alone is not None and mid not in flight.answered:
-            self.unauthorized += 1
             about = f"{alone[1]}: "
             if not self.forbidden or self.forbidden.startswith(about):  # of the latest size
                 self.forbidden = about + why

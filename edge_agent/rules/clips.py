@@ -7,7 +7,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from math import inf
@@ -21,7 +21,7 @@ from ..device.pressure import disk_problems
 from ..sources.packet_ring import PACKETS, ClipWriter, PacketRing
 from ..sources.spec import parse_source
 from .event import Event
-from .evidence import KEPT, PART, Allowance, Crowd, Evidence, make_folder
+from .evidence import FULL_SHARE, KEPT, PART, Allowance, Crowd, Evidence, make_folder
 
 log = logging.getLogger(__name__)
 
@@ -61,6 +61,20 @@ class _Recording:
         return self.folder / f".{self.event}{KEPT['clip']}{PART}"
 
 
+def _too_large(recordings: Sequence[_Recording], room: float) -> _Recording | None:
+    """Return the clip that must end, or others and the older evidence would have to go; or None.
+
+    *room*: bytes for all evidence. Only one that shows its event already.
+    """
+    sizes = {id(each): each.writer.size for each in recordings if each.writer is not None}
+    shown = [each for each in recordings if id(each) in sizes and each.latest >= each.since]
+    largest = max(shown, key=lambda each: sizes[id(each)], default=None)
+    if largest is None:
+        return None
+    full = sum(sizes.values()) >= FULL_SHARE * room or sizes[id(largest)] >= room / 2
+    return largest if full else None
+
+
 class Clips:
     """Writes the clips of events in a thread, started with the first clip."""
 
@@ -85,8 +99,8 @@ class Clips:
         )
         self._cut = Crowd(
             "clips cut short",
-            "those that are written may take half of evidence.keep_mb: raise it, or the older "
-            "pictures and clips would have to go",
+            "one may take half of evidence.keep_mb, and all that are being written nine tenths; "
+            "raise it",
         )
 
     def follow_settings(self) -> None:
@@ -161,10 +175,12 @@ class Clips:
         with self._lock:
             recordings = list(self._recordings.values())
         keep_mb = self._settings().evidence.keep_mb
-        share = keep_mb * 2**19 / max(1, len(recordings)) if keep_mb else inf
+        cut = _too_large(recordings, keep_mb * 2**20 or inf)
+        if cut is not None:
+            self._cut.add()
         for each in recordings:
             try:
-                over = self._write(each, share) or last
+                over = self._write(each) or last or each is cut
                 if over and each.writer is not None:
                     each.writer.close()
                     kept = each.folder / f"{each.event}{KEPT['clip']}"
@@ -185,11 +201,8 @@ class Clips:
                 with self._lock:
                     self._recordings.pop(each.event, None)
 
-    def _write(self, recording: _Recording, share: float) -> bool:
-        """Write the packets that have arrived; return whether the clip is complete.
-
-        It is, too, once it has *share* bytes.
-        """
+    def _write(self, recording: _Recording) -> bool:
+        """Write the packets that have arrived; return whether the clip is complete."""
         if recording.writer is None:
             number = recording.ring.start(recording.began)
             if number is None:
@@ -203,16 +216,13 @@ class Clips:
                 return True
             recording.writer.close()
             recording.writer = None  # of the event itself there is nothing yet
-            return self._write(recording, share)
+            return self._write(recording)
         for packet in recording.ring.read(recording.number):
             if packet.since > recording.until:
                 return True
             recording.writer.write(packet)
             recording.latest = packet.since
             recording.number = packet.number + 1
-            if recording.writer.size >= share:
-                self._cut.add()
-                return True
         return time.monotonic() > recording.until + POLL_SECONDS
 
     def _report(self, problem: str) -> None:

@@ -87,7 +87,7 @@ class Evidence:
     def added(self, size: int, keep_mb: int) -> None:
         """Count added bytes; remove the oldest evidence if the limit is exceeded."""
         self._added += size
-        if self._found + self._added > keep_mb * 2**20:
+        if keep_mb and self._found + self._added > keep_mb * 2**20:  # else see `Allowance`
             self._prune_behind(keep_mb, FULL_SHARE)
 
     def limit(self, keep_mb: int) -> None:

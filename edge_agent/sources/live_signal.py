@@ -114,6 +114,8 @@ class Signal:
         """Count in how many messages in a row each value is not known."""
         if isinstance(item, Rows):
             self._empty = self._null = 0
+            self._unread.pop(ALONE, None)
+            self.unread.pop(ALONE, None)
             if len(self._columns) < MOST_UNREAD:
                 self._columns.update(names_of(item.columns, item.data.shape[1]))
             if item.flaw is None and not (item.unknown or self._unread):

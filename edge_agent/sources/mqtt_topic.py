@@ -132,11 +132,25 @@ class Payload:
         # If all values are texts, use those that are plain numbers.
         for fits in (_is_data, lambda each: _from_text(each) is not each, _is_boolean):
             if names := tuple(key for key, each in others.items() if fits(each)):
-                if len(names) == 1 and (deeper := _deeper(value)):
-                    self.remark(names[0], f"of {_shown(value)} only {names[0]} is read{deeper}")
+                if len(names) == 1 and (deeper := self._deeper(value)):
+                    self.remark(names[0], f"only {names[0]} is read{deeper}")
                 return names
-        words = f"expected an object that holds numbers, found {_shown(value)}{_deeper(value)}"
+        words = f"expected an object that holds numbers, found {_shown(value)}{self._deeper(value)}"
         raise EmptyError(words, wrong, null=any(value[key] is None for key in wrong))
+
+    def _deeper(self, value: Mapping[str, Any], path: tuple[str, ...] = ()) -> str:
+        """Return the words for numbers below the top of an object, which `field` has to name."""
+        for key, below in value.items():
+            here = (*path, key)
+            if path and _is_number(below) and ".".join(here) != self.time:
+                return f"; name what lies deeper, as ?field={'.'.join(here)}"
+            if (
+                isinstance(below, dict)
+                and len(path) < DEEP
+                and (found := self._deeper(below, here))
+            ):
+                return found
+        return ""
 
     def _times(self, value: Mapping[str, Any], path: str, count: int) -> NDArray[np.int64]:
         """Return the time of each of *count* rows, or only of the last one."""
@@ -228,16 +242,6 @@ def open_source(spec: SourceSpec, context: SourceContext) -> LiveSignal:
     return share(
         *(spec, context, lambda: TopicMessages(topics, spec.name, payload)), reopened=False
     )
-
-
-def _deeper(value: Mapping[str, Any], path: tuple[str, ...] = ()) -> str:
-    """Return the words for numbers below the top of an object, which `field` has to name."""
-    for key, below in value.items():
-        if path and _is_number(below):
-            return f"; name what lies deeper, as ?field={'.'.join([*path, key])}"
-        if isinstance(below, dict) and len(path) < DEEP and (found := _deeper(below, (*path, key))):
-            return found
-    return ""
 
 
 def unknown_in(wrong: Mapping[str, str]) -> dict[str, str]:

@@ -529,6 +529,9 @@ def test_a_bare_text_in_place_of_the_only_value_is_named(tmp_path: Path) -> None
         feeds.take(ReceivedMessage("z/bare", text, False, None, None, lambda: None, 0))
     signal.read(0, lambda _at: True)
     assert signal.unread == {ALONE: "mqtt:z/bare?gap_s=60: expected JSON, found 'unavailable'"}
+    feeds.take(ReceivedMessage("z/bare", b'{"t": 1}', False, None, None, lambda: None, 0))
+    signal.read(0, lambda _at: True)
+    assert signal.unread == {}
 
 
 def test_what_a_command_tries_spans_no_null_either() -> None:
