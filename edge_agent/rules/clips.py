@@ -61,18 +61,16 @@ class _Recording:
         return self.folder / f".{self.event}{KEPT['clip']}{PART}"
 
 
-def _too_large(recordings: Sequence[_Recording], room: float) -> _Recording | None:
-    """Return the clip that must end, or others and the older evidence would have to go; or None.
+def _to_end(recordings: Sequence[_Recording], room: float) -> _Recording | None:
+    """Return the clip to end, as all that are being written take *room* bytes; None: they do not.
 
-    *room*: bytes for all evidence. Only one that shows its event already.
+    The largest of those that show their events already.
     """
     sizes = {id(each): each.writer.size for each in recordings if each.writer is not None}
-    shown = [each for each in recordings if id(each) in sizes and each.latest >= each.since]
-    largest = max(shown, key=lambda each: sizes[id(each)], default=None)
-    if largest is None:
+    if sum(sizes.values()) < room:
         return None
-    full = sum(sizes.values()) >= FULL_SHARE * room or sizes[id(largest)] >= room / 2
-    return largest if full else None
+    shown = [each for each in recordings if id(each) in sizes and each.latest >= each.since]
+    return max(shown, key=lambda each: sizes[id(each)], default=None)
 
 
 class Clips:
@@ -175,12 +173,13 @@ class Clips:
         with self._lock:
             recordings = list(self._recordings.values())
         keep_mb = self._settings().evidence.keep_mb
-        cut = _too_large(recordings, keep_mb * 2**20 or inf)
+        room = keep_mb * 2**20 or inf
+        cut = _to_end(recordings, FULL_SHARE * room)
         if cut is not None:
             self._cut.add()
         for each in recordings:
             try:
-                over = self._write(each) or last or each is cut
+                over = self._write(each, room / 2) or last or each is cut
                 if over and each.writer is not None:
                     each.writer.close()
                     kept = each.folder / f"{each.event}{KEPT['clip']}"
@@ -201,8 +200,11 @@ class Clips:
                 with self._lock:
                     self._recordings.pop(each.event, None)
 
-    def _write(self, recording: _Recording) -> bool:
-        """Write the packets that have arrived; return whether the clip is complete."""
+    def _write(self, recording: _Recording, most: float) -> bool:
+        """Write the packets that have arrived; return whether the clip is complete.
+
+        It is, too, with *most* bytes: it must not take the room of all other evidence.
+        """
         if recording.writer is None:
             number = recording.ring.start(recording.began)
             if number is None:
@@ -216,13 +218,16 @@ class Clips:
                 return True
             recording.writer.close()
             recording.writer = None  # of the event itself there is nothing yet
-            return self._write(recording)
+            return self._write(recording, most)
         for packet in recording.ring.read(recording.number):
             if packet.since > recording.until:
                 return True
             recording.writer.write(packet)
             recording.latest = packet.since
             recording.number = packet.number + 1
+            if recording.writer.size >= most:
+                self._cut.add()
+                return True
         return time.monotonic() > recording.until + POLL_SECONDS
 
     def _report(self, problem: str) -> None:

@@ -123,15 +123,19 @@ def test_a_clip_of_an_event_after_a_reconnect_shows_the_event(tmp_path: Path) ->
         assert len([packet for packet in container.demux(video=0) if packet.size]) == 50
 
 
-def test_a_clip_that_would_take_all_room_ends_and_the_older_evidence_stays(tmp_path: Path) -> None:
-    """One of some minutes was larger than `keep_mb`: everything went, and then it did, unsaid."""
+@pytest.mark.parametrize("before", [False, True], ids=["of minutes", "of a large prelude"])
+def test_a_clip_that_would_take_all_room_ends_and_the_older_evidence_stays(
+    before: bool, tmp_path: Path
+) -> None:
+    """One that was larger than `keep_mb`: everything went, and then it did, unsaid."""
     clips = clips_of_a_pipeline(tmp_path)
     clips.evidence.keep("p", "before", b"a picture", 1)
     source = f"file:{CHECKOUT}/models/media/conveyor.mp4"
     ring = PACKETS.ring(parse_source(source, Path()).text)
     assert ring is not None
-    clips.take(replace(event("e-1"), since=time.monotonic()))
-    kept, left = tmp_path / "p" / "e-1.mp4", 900_000
+    kept, left = tmp_path / "p" / "e-1.mp4", 1_800_000 if before else 900_000
+    if not before:
+        clips.take(replace(event("e-1"), since=time.monotonic()))
     while left > 0:
         with av.open(source.removeprefix("file:")) as container:
             stream = container.streams.video[0]
@@ -139,6 +143,8 @@ def test_a_clip_that_would_take_all_room_ends_and_the_older_evidence_stays(tmp_p
                 if packet.size and left > 0:
                     ring.add("one", stream, packet)
                     left -= packet.size
+    if before:
+        clips.take(replace(event("e-1"), since=time.monotonic()))
     wait_until(kept.exists, "the end of the clip")
     assert 2**19 <= kept.stat().st_size < 2**20
     assert kept.with_name("before.jpg").exists()
