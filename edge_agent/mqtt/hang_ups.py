@@ -174,7 +174,10 @@ class HangUps:
     def ended(self, code: int, lasted: float) -> None:
         """Record that a connection ended, but over no message that is known."""
         if lasted >= SHORT_LIVED:
-            self._too_large.clear()  # its limit may be another one now
+            # Its limit may be another one now; but what was refused just now may have ended it.
+            since = time.monotonic() - SHORTLY + SHUT_OUT_SECONDS
+            kept = {topic: shut for topic, shut in self._too_large.items() if shut[1] >= since}
+            self._too_large = kept
         if self._suspects:
             self.forgive()
         elif lasted >= SHORT_LIVED:

@@ -57,7 +57,7 @@ class Outbox:
         self.refused = 0
         """Messages not published: more than the broker takes, or too many in flight."""
         self.forbidden = ""
-        """The topic of a message that the broker has refused, and why; "": it takes that by now."""
+        """The topic of the first message that the broker has refused, and why."""
         self.replayed = 0
         """Messages published as possible copies."""
         self._lost = 0
@@ -325,8 +325,6 @@ class Outbox:
         answered = self._flight.answered.pop(mid, None)
         if answered is not None:
             answered(None if refusal is None else f"the broker refuses it: {refusal.words}")
-        elif refusal is None and self.forbidden.startswith(f"{topic}: "):
-            self.forbidden = ""
         elif refusal is not None and not self.forbidden:
             self.forbidden = f"{topic}: {refusal.words}"
             log.warning("broker: refused a message of this device on %s", self.forbidden)

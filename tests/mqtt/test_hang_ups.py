@@ -685,7 +685,9 @@ def test_an_action_without_a_place_is_not_said_to_be_done(
     broker.close()
 
 
-def test_what_is_refused_by_its_size_is_tried_again_once_a_connection_has_lasted() -> None:
+def test_what_is_refused_by_its_size_is_tried_again_once_a_connection_has_lasted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The size is exact, and the operator may have raised the limit."""
     found = HangUps()
     assert not found.answered("t", 2010, Refusal(0x95, "Packet too large"))
@@ -695,5 +697,8 @@ def test_what_is_refused_by_its_size_is_tried_again_once_a_connection_has_lasted
     assert found.why_not("other", 3000, live=False) is None
     found.ended(UNSPECIFIED, 1.0)
     assert found.why_not("t", 2010, live=False) is not None, "it may have closed the connection"
+    found.ended(UNSPECIFIED, 60.0)
+    assert found.why_not("t", 2010, live=False) is not None, "just now, too"
+    monkeypatch.setattr(hang_ups, "SHORTLY", -1.0)
     found.ended(UNSPECIFIED, 60.0)
     assert found.why_not("t", 2010, live=False) is None

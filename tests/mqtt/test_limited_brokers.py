@@ -718,8 +718,6 @@ def test_a_message_above_the_limit_of_mosquitto_ends_no_connection(
     client.publish_message(message(channel, 2, more="x" * 60_000))
     wait_until(lambda: channel.lost == 2, "the next one, which is not published")
     assert client.counters().forbidden
-    client.publish_message(message(channel, 3))
-    wait_until(lambda: client.counters().forbidden == "", "one on that topic that is taken")
     broker.stop()
 
 
