@@ -76,10 +76,25 @@ def disk_problems(folder: Path, root: Path = ROOT) -> list[str]:
         return [f"disk: {why}"]
     if disk.f_files and disk.f_favail < FEW_FILES:  # some file systems do not count them
         return [f"disk: {disk.f_favail} more files can be made where {folder} is; remove some"]
-    free, size = disk.f_bavail * disk.f_frsize, disk.f_blocks * disk.f_frsize
-    if size == 0 or free >= min(FEW_BYTES, FEW_SHARE * size):
+    free, size, few = _room(disk)
+    if free >= few:
         return []
     return [f"disk: {free // _MIB} of {size // _MIB} MiB are free where {folder} is; make room"]
+
+
+def lacking(folder: Path, share: float) -> int:
+    """Return the bytes that are missing to *share* of what makes a disk nearly full; 0: none."""
+    try:
+        free, _, few = _room(os.statvfs(folder))
+    except OSError:
+        return 0  # who writes there next is told
+    return max(0, int(share * few) - free)
+
+
+def _room(disk: os.statvfs_result) -> tuple[int, int, float]:
+    """Return the free bytes of a file system, all, and with how few it is nearly full."""
+    free, size = disk.f_bavail * disk.f_frsize, disk.f_blocks * disk.f_frsize
+    return free, size, min(FEW_BYTES, FEW_SHARE * size)
 
 
 def read_only(folder: Path, root: Path = ROOT) -> str | None:

@@ -195,6 +195,7 @@ class Clips:
                 self._report(why)
                 with suppress(OSError):
                     each.part.unlink(missing_ok=True)
+                self.evidence.added(0, keep_mb, full=self._full is not None)
                 over = True
             if over:
                 with self._lock:

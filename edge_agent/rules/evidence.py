@@ -23,7 +23,7 @@ from ..core.files import copy_owner
 from ..core.logs import Latch
 from ..core.names import is_name
 from ..core.threads import start_thread
-from ..device.pressure import disk_problems
+from ..device.pressure import disk_problems, lacking
 from ..mqtt import payloads
 
 log = logging.getLogger(__name__)
@@ -40,6 +40,8 @@ FAR_NS = 10**20
 """Longer than any time that a file can have."""
 PART = ".part"
 """Suffix of half-written files."""
+SHORT_SHARE = 0.125
+"""Share of what makes a disk nearly full, below which the oldest goes until twice that is free."""
 FULL_SHARE = 0.9
 """Share of the limit to which a full folder is reduced, so that it is not read for each picture."""
 
@@ -81,14 +83,22 @@ class Evidence:
             self._report("written", problem)
             with suppress(OSError):
                 part.unlink(missing_ok=True)
+            self.added(0, keep_mb, full=problem.errno == errno.ENOSPC)
         else:
             self.added(len(data), keep_mb)
 
-    def added(self, size: int, keep_mb: int) -> None:
-        """Count added bytes; remove the oldest evidence if the limit is exceeded."""
+    def added(self, size: int, keep_mb: int, *, full: bool = False) -> None:
+        """Count added bytes; remove the oldest evidence if the limit is exceeded.
+
+        Or if the disk has little room left, which is for what must not be lost; *full*: too little
+        for what was to be added.
+        """
         self._added += size
-        if keep_mb and self._found + self._added > keep_mb * 2**20:  # else see `Allowance`
-            self._prune_behind(keep_mb, FULL_SHARE)
+        if not keep_mb:
+            return  # see `Allowance`
+        short = full or lacking(self.folder, SHORT_SHARE) > 0
+        if short or self._found + self._added > keep_mb * 2**20:
+            self._prune_behind(keep_mb, FULL_SHARE, short=short)
 
     def limit(self, keep_mb: int) -> None:
         """Remove evidence beyond the settings' limit, at the start and after a reload."""
@@ -100,20 +110,21 @@ class Evidence:
         if self._pruning is not None:
             self._pruning.join(seconds)
 
-    def _prune_behind(self, keep_mb: int, share: float) -> bool:
+    def _prune_behind(self, keep_mb: int, share: float, *, short: bool = False) -> bool:
         """Begin removing the oldest evidence; return False if it is in progress or impossible."""
         if self._pruning is not None and self._pruning.is_alive():
             return False
-        pruning = start_thread("evidence", partial(self.prune, keep_mb, share))
+        pruning = start_thread("evidence", partial(self.prune, keep_mb, share, short=short))
         if pruning is None:
             return False  # with the next picture
         self._added, self._pruning = 0, pruning
         return True
 
-    def prune(self, keep_mb: int, share: float = 1.0) -> None:
+    def prune(self, keep_mb: int, share: float = 1.0, *, short: bool = False) -> None:
         """Remove half-written files left by a kill, and the oldest beyond *keep_mb* MiB.
 
-        If the limit is exceeded, the folder is reduced to *share* of it.
+        If the limit is exceeded, the folder is reduced to *share* of it. *short*: and
+        until the disk has some room again.
         """
         most = keep_mb * 2**20
         slots: Counter[int] = Counter()
@@ -127,6 +138,8 @@ class Evidence:
             for at, size, _ in self._files(rescue=True):
                 slots[order(at) // SLOT_NS] += size
             self._found = slots.total()
+            if short:
+                most = min(most, self._found - lacking(self.folder, 2 * SHORT_SHARE))
             if self._found <= most:
                 return
             surplus = self._found - most * share

@@ -24,6 +24,7 @@ from edge_agent.sources.packet_ring import PACKETS
 from edge_agent.sources.spec import parse_source
 from tests.helpers.no_threads import without_threads
 from tests.helpers.rule_engines import dispatcher_without_broker
+from tests.helpers.small_disk import small_disk
 from tests.helpers.support import CHECKOUT, PATIENCE, wait_until
 
 PICTURE = bytes(200_000)
@@ -152,6 +153,21 @@ def test_a_clip_that_would_take_all_room_ends_and_the_older_evidence_stays(
     assert said.startswith("clips cut short: 1; one may take half of evidence.keep_mb")
     clips.close(PATIENCE)
     PACKETS.want({})
+
+
+def test_evidence_that_fills_the_disk_gives_way(tmp_path: Path) -> None:
+    """Its limit was above what the disk has: settings, pushes and the journal found no room."""
+    with small_disk(tmp_path / "disk", "4m") as disk:
+        evidence = Evidence(disk / "evidence")
+        for number in range(100):
+            evidence.keep("p", f"e-{number}", b"x" * 100_000, 200)
+            evidence.close(PATIENCE)
+        left = files(disk / "evidence")
+        assert "e-99.jpg" in left
+        assert "e-0.jpg" not in left
+        assert len(left) > 20
+        (disk / "journal").write_bytes(b"x" * 20_000)
+        assert evidence.problems() == []
 
 
 def test_no_evidence_goes_as_a_clip_ends_while_the_settings_keep_none(tmp_path: Path) -> None:
