@@ -318,6 +318,7 @@ class Client:
         with self._lock:
             self._problem, self._settings_changed = None, True
             self._outbox.hang_ups.forget()
+            self._outbox.forbidden = ""
         self._reconnect.change(broker, certificates)
 
     def counters(self) -> Counters:

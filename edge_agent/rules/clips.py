@@ -174,6 +174,8 @@ class Clips:
             recordings = list(self._recordings.values())
         keep_mb = self._settings().evidence.keep_mb
         room = keep_mb * 2**20 or inf
+        if recordings:
+            self.evidence.make_room(keep_mb)  # for while they grow
         cut = _to_end(recordings, FULL_SHARE * room)
         if cut is not None:
             self._cut.add()
@@ -194,8 +196,9 @@ class Clips:
                 self._full = each.folder if why == os.strerror(errno.ENOSPC) else None
                 self._report(why)
                 with suppress(OSError):
+                    if self._full is not None:
+                        self.evidence.make_room(keep_mb, each.part.stat().st_size)
                     each.part.unlink(missing_ok=True)
-                self.evidence.added(0, keep_mb, full=self._full is not None)
                 over = True
             if over:
                 with self._lock:

@@ -40,6 +40,9 @@ FAR_NS = 10**20
 """Longer than any time that a file can have."""
 PART = ".part"
 """Suffix of half-written files."""
+FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+"""Errors of a disk, or a quota, that has no room."""
+SHORT_SECONDS = 60.0
 SHORT_SHARE = 0.125
 """Share of what makes a disk nearly full, below which the oldest goes until twice that is free."""
 FULL_SHARE = 0.9
@@ -68,6 +71,8 @@ class Evidence:
         self._writing: Path | None = None
         """The file that `keep` is writing."""
         self._pruning: threading.Thread | None = None
+        self._short_at = -inf
+        """When evidence last had to make room on the disk, monotonic seconds."""
 
     def keep(self, pipeline: str, event: str, data: bytes, keep_mb: int) -> None:
         """Store a picture, removing the oldest if the limit is exceeded."""
@@ -83,22 +88,30 @@ class Evidence:
             self._report("written", problem)
             with suppress(OSError):
                 part.unlink(missing_ok=True)
-            self.added(0, keep_mb, full=problem.errno == errno.ENOSPC)
+            if problem.errno in FULL:
+                self.make_room(keep_mb, len(data))
         else:
             self.added(len(data), keep_mb)
 
-    def added(self, size: int, keep_mb: int, *, full: bool = False) -> None:
-        """Count added bytes; remove the oldest evidence if the limit is exceeded.
-
-        Or if the disk has little room left, which is for what must not be lost; *full*: too little
-        for what was to be added.
-        """
+    def added(self, size: int, keep_mb: int) -> None:
+        """Count added bytes; remove the oldest evidence if the limit is exceeded."""
         self._added += size
-        if not keep_mb:
-            return  # see `Allowance`
-        short = full or lacking(self.folder, SHORT_SHARE) > 0
-        if short or self._found + self._added > keep_mb * 2**20:
-            self._prune_behind(keep_mb, FULL_SHARE, short=short)
+        if keep_mb and self._found + self._added > keep_mb * 2**20:  # else see `Allowance`
+            self._prune_behind(keep_mb, FULL_SHARE)
+        self.make_room(keep_mb)
+
+    def make_room(self, keep_mb: int, needed: int = 0) -> None:
+        """Remove the oldest if the disk has little room left, which is for what must not be lost.
+
+        Or if it had none for *needed* bytes. Once a minute: removed bytes may be free only later.
+        """
+        now = time.monotonic()
+        if not keep_mb or now < self._short_at + SHORT_SECONDS:
+            return
+        if needed or lacking(self.folder, SHORT_SHARE):
+            lack = max(needed, lacking(self.folder, 2 * SHORT_SHARE))
+            if self._prune_behind(keep_mb, FULL_SHARE, lack):
+                self._short_at = now
 
     def limit(self, keep_mb: int) -> None:
         """Remove evidence beyond the settings' limit, at the start and after a reload."""
@@ -110,21 +123,21 @@ class Evidence:
         if self._pruning is not None:
             self._pruning.join(seconds)
 
-    def _prune_behind(self, keep_mb: int, share: float, *, short: bool = False) -> bool:
+    def _prune_behind(self, keep_mb: int, share: float, lack: int = 0) -> bool:
         """Begin removing the oldest evidence; return False if it is in progress or impossible."""
         if self._pruning is not None and self._pruning.is_alive():
             return False
-        pruning = start_thread("evidence", partial(self.prune, keep_mb, share, short=short))
+        pruning = start_thread("evidence", partial(self.prune, keep_mb, share, lack))
         if pruning is None:
             return False  # with the next picture
         self._added, self._pruning = 0, pruning
         return True
 
-    def prune(self, keep_mb: int, share: float = 1.0, *, short: bool = False) -> None:
+    def prune(self, keep_mb: int, share: float = 1.0, lack: int = 0) -> None:
         """Remove half-written files left by a kill, and the oldest beyond *keep_mb* MiB.
 
-        If the limit is exceeded, the folder is reduced to *share* of it. *short*: and
-        until the disk has some room again.
+        If the limit is exceeded, the folder is reduced to *share* of it; and by *lack* bytes at
+        least.
         """
         most = keep_mb * 2**20
         slots: Counter[int] = Counter()
@@ -138,11 +151,10 @@ class Evidence:
             for at, size, _ in self._files(rescue=True):
                 slots[order(at) // SLOT_NS] += size
             self._found = slots.total()
-            if short:
-                most = min(most, self._found - lacking(self.folder, 2 * SHORT_SHARE))
-            if self._found <= most:
+            left = min(self._found - lack, most * share if self._found > most else inf)
+            if self._found <= left:
                 return
-            surplus = self._found - most * share
+            surplus = self._found - left
             last = 0
             for last in sorted(slots):
                 surplus -= slots[last]
@@ -155,7 +167,7 @@ class Evidence:
                 elif order(at) // SLOT_NS == last:
                     partly.append((at, size, path))
             for _, size, path in sorted(partly):
-                if self._found <= most * share:
+                if self._found <= left:
                     return
                 self._remove(path, size)
         except OSError as problem:
