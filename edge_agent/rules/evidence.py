@@ -43,6 +43,7 @@ PART = ".part"
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 """Errors of a disk, or a quota, that has no room."""
 SHORT_SECONDS = 60.0
+"""Pause until evidence makes room again where that did not help."""
 SHORT_SHARE = 0.125
 """Share of what makes a disk nearly full, below which the oldest goes until twice that is free."""
 FULL_SHARE = 0.9
@@ -103,12 +104,15 @@ class Evidence:
     def make_room(self, keep_mb: int, needed: int = 0) -> None:
         """Remove the oldest if the disk has little room left, which is for what must not be lost.
 
-        Or if it had none for *needed* bytes. Once a minute: removed bytes may be free only later.
+        Or if it had none for *needed* bytes. Once a minute if that did not help: removed bytes may
+        be free only later.
         """
-        now = time.monotonic()
-        if not keep_mb or now < self._short_at + SHORT_SECONDS:
+        if not keep_mb:
             return
-        if needed or lacking(self.folder, SHORT_SHARE):
+        short, now = lacking(self.folder, SHORT_SHARE), time.monotonic()
+        if not (short or needed):
+            self._short_at = -inf
+        elif now >= self._short_at + SHORT_SECONDS:
             lack = max(needed, lacking(self.folder, 2 * SHORT_SHARE))
             if self._prune_behind(keep_mb, FULL_SHARE, lack):
                 self._short_at = now

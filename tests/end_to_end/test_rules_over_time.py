@@ -110,7 +110,7 @@ def test_rules_hold_in_their_modes_and_hours_and_over_pipelines(
     there.say("yard", 1)  # nothing over pipelines: neither the mode nor the door is so
     shown = heard.last("homeassistant/device/edge-agent_box/config")
     assert shown is not None
-    assert shown["components"]["mode"]["options"] == ["away", "night"]
+    assert shown["components"]["mode"]["options"] == ["away", "night", "no mode"]
     assert shown["components"]["rule:both"]["state_topic"] == "edge/box/event/door"
     assert running.stop() == 0
     assert "no rule names this mode; there are away, night" in running.words()
