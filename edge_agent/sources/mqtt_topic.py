@@ -121,6 +121,23 @@ class Payload:
                 self.remark(name, f"{wrong[name]}; the other fields are read")
         return rows, names, times
 
+    def rows(
+        self, payload: bytes, time_ns: int, since: float, *, gap: bool = False
+    ) -> Rows | SampleError:
+        """Return what `read` does of a message that came then, with what is not known, or why not.
+
+        Not null beside numbers: another packet of the device may tell that value.
+        """
+        wrong: dict[str, str] = {}
+        try:
+            data, columns, times = self.read(payload, wrong)
+        except SampleError as problem:
+            problem.quiet_at = since if isinstance(problem, EmptyError) else None
+            return problem
+        unknown = {name: words for name, words in wrong.items() if words} if columns else None
+        why = flaw(data, columns)
+        return Rows(data, time_ns, since, columns, times, gap=gap, flaw=why, unknown=unknown)
+
     def _names(self, value: Mapping[str, Any], wrong: dict[str, str]) -> tuple[str, ...]:
         """Return the keys at the top with numbers; *wrong* gets those with null or a text.
 
@@ -215,17 +232,7 @@ class TopicMessages:
         found: list[Rows | SampleError] = []
         if given_up:
             found.append(SampleError(f"{given_up} messages waited too long and were given up"))
-        for payload, time_ns, since in messages:
-            wrong: dict[str, str] = {}
-            try:
-                data, columns, times = self._payload.read(payload, wrong)
-            except SampleError as problem:
-                problem.quiet_at = since if isinstance(problem, EmptyError) else None
-                found.append(problem)
-            else:
-                why, unknown = flaw(data, columns), unknown_in(wrong) if columns else None
-                row = Rows(data, time_ns, since, columns, times, flaw=why, unknown=unknown)
-                found.append(row)
+        found += [self._payload.rows(*message) for message in messages]
         return found
 
     def close(self) -> None:
@@ -242,14 +249,6 @@ def open_source(spec: SourceSpec, context: SourceContext) -> LiveSignal:
     return share(
         *(spec, context, lambda: TopicMessages(topics, spec.name, payload)), reopened=False
     )
-
-
-def unknown_in(wrong: Mapping[str, str]) -> dict[str, str]:
-    """Return of what is no number in a message that has some what is not known.
-
-    Not null: another packet of the device may tell that value.
-    """
-    return {name: words for name, words in wrong.items() if words}
 
 
 def _rows(value: Any, *, loose: bool = False) -> Array:

@@ -17,7 +17,7 @@ import numpy as np
 from ..core.containment import words
 from ..core.errors import SampleError, SourceError, SourceInUseError
 from .continuity import Rows
-from .live_signal import EmptyError, LiveSignal, share
+from .live_signal import LiveSignal, share
 from .source import SourceContext
 from .spec import SourceSpec
 
@@ -148,20 +148,15 @@ class SerialLines:
 
     def _object(self, line: bytes, time_ns: int, since: float) -> list[Rows | SampleError]:
         """Return the rows of a JSON line, each with its channel names."""
-        from .mqtt_topic import Payload, flaw, unknown_in
+        from .mqtt_topic import Payload
 
         first, self._first = self._first, False
         if first:
             return []
-        wrong: dict[str, str] = {}
-        try:
-            data, columns, _ = Payload().read(line.strip(b" \t\0"), wrong)
-        except SampleError as problem:
-            problem.quiet_at = since if isinstance(problem, EmptyError) else None
-            return [problem]
-        gap, self._missing = self._missing, False
-        why, unknown = flaw(data, columns), unknown_in(wrong) if columns else None
-        return [Rows(data, time_ns, since, columns, gap=gap, flaw=why, unknown=unknown)]
+        found = Payload().rows(line.strip(b" \t\0"), time_ns, since, gap=self._missing)
+        if isinstance(found, Rows):
+            self._missing = False
+        return [found]
 
     def _parse(self, line: bytes) -> list[float] | None:
         """Return the numbers in a line; None if it is empty, a header, or possibly incomplete."""
