@@ -30,6 +30,8 @@ FAULT_VARIABLE = "EDGE_AGENT_FAULT"
 LOCK_SECONDS = 5.0
 """After so long, waiting for a lock is logged."""
 LOCK_PAUSE = 0.01
+FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+"""Errors of a disk, or a quota, that has no room."""
 _ASIDE = ".damaged"
 _LOST = "lost+found"
 """A folder of any mounted disk, which only root may enter."""
@@ -63,7 +65,7 @@ def disk_errors(doing: str) -> Iterator[None]:
     try:
         yield
     except OSError as problem:
-        if problem.errno in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}:
+        if problem.errno in {*FULL, errno.EFBIG}:
             raise ModelError(
                 f"{doing}: the disk is full; delete models that are not used, or lower quota_mb"
             ) from problem

@@ -60,17 +60,21 @@ class _Recording:
     def part(self) -> Path:
         return self.folder / f".{self.event}{KEPT['clip']}{PART}"
 
+    @property
+    def size(self) -> int:
+        """Bytes written."""
+        return 0 if self.writer is None else self.writer.size
+
 
 def _to_end(recordings: Sequence[_Recording], room: float) -> _Recording | None:
     """Return the clip to end, as all that are being written take *room* bytes; None: they do not.
 
     The largest of those that show their events already.
     """
-    sizes = {id(each): each.writer.size for each in recordings if each.writer is not None}
-    if sum(sizes.values()) < room:
+    if sum(each.size for each in recordings) < room:
         return None
-    shown = [each for each in recordings if id(each) in sizes and each.latest >= each.since]
-    return max(shown, key=lambda each: sizes[id(each)], default=None)
+    shown = [each for each in recordings if each.latest >= each.since]
+    return max(shown, key=lambda each: each.size, default=None)
 
 
 class Clips:

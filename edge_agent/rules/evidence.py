@@ -19,7 +19,7 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
-from ..core.files import copy_owner
+from ..core.files import FULL, copy_owner
 from ..core.logs import Latch
 from ..core.names import is_name
 from ..core.threads import start_thread
@@ -40,8 +40,6 @@ FAR_NS = 10**20
 """Longer than any time that a file can have."""
 PART = ".part"
 """Suffix of half-written files."""
-FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
-"""Errors of a disk, or a quota, that has no room."""
 SHORT_SECONDS = 60.0
 """Pause until evidence makes room again where that did not help."""
 SHORT_SHARE = 0.125

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from itertools import compress
 from typing import Any
 
@@ -278,8 +278,33 @@ class _Looks:
         return now - self._latest >= min(MOST_PAUSE, (self._latest - self._failing) / 2)
 
 
-def _union(labels: Mapping[str, frozenset[str]]) -> frozenset[str]:
-    return frozenset().union(*labels.values())
+@dataclass(slots=True, eq=False)
+class _Staged:
+    """What second stages have found in an object."""
+
+    latest: dict[str, frozenset[str]] = field(default_factory=dict)
+    """The latest labels, by stage."""
+    told: frozenset[str] = frozenset()
+    """The labels that stages which did not fail have found in the latest result of it."""
+    shown: frozenset[str] = frozenset()
+    """The latest of `latest` where there were any."""
+    age: int = 0
+    """In how many results since it was seen without any."""
+
+    def add(self, found: Mapping[str, frozenset[str] | None]) -> frozenset[str]:
+        """Add a result of it; return its labels now."""
+        self.latest = {
+            stage: self.latest.get(stage, frozenset()) if labels is None else labels
+            for stage, labels in found.items()
+        }
+        self.told = frozenset().union(*filter(None, found.values()))
+        labels = frozenset().union(*self.latest.values())
+        self.shown, self.age = (labels, 0) if labels else (self.shown, self.age + 1)
+        return labels
+
+
+_NONE = _Staged()
+"""Of an object in which no stage has looked."""
 
 
 class TrackedObjects:
@@ -291,15 +316,10 @@ class TrackedObjects:
         self.occupancy = Occupancy(settings.zones, settings.rules, room)
         self.scores = np.zeros(room, np.float32)
         self._boxes = np.zeros((room, 4), np.float32)
-        self._staged: dict[int, dict[str, frozenset[str]]] = {}
-        """The latest labels found by second stages, by slot and stage."""
-        self._shown: dict[int, tuple[frozenset[str], int]] = {}
-        """The latest of these by slot where there were any, and in how many results since it was
-        seen without any."""
+        self._staged: dict[int, _Staged] = {}
+        """By slot."""
         self._texts: dict[int, str] = {}
         """The latest text read in each, by slot."""
-        self._told: dict[int, frozenset[str]] = {}
-        """The labels that stages which did not fail have found in the latest result of each."""
         self._looks = _Looks()
         self._unsettled = False
         """Whether an object was not in the latest result, or only in that one."""
@@ -357,22 +377,10 @@ class TrackedObjects:
         """
         for slot in self.tracker.begun.tolist():
             self._staged.pop(slot, None)
-            self._shown.pop(slot, None)
-            self._told.pop(slot, None)
-        also = []
-        for slot, index in zip(slots.tolist(), at.tolist(), strict=True):
-            before = self._staged.get(slot, {})
-            known = {
-                stage: before.get(stage, frozenset()) if labels is None else labels
-                for stage, labels in staged[index].items()
-            }
-            also.append(_union(known))
-            self._staged[slot] = known
-            self._told[slot] = frozenset().union(*filter(None, staged[index].values()))
-            shown, age = self._shown.get(slot, (frozenset(), 0))
-            if also[-1] or shown:
-                self._shown[slot] = (also[-1], 0) if also[-1] else (shown, age + 1)
-        return also
+        return [
+            self._staged.setdefault(slot, _Staged()).add(staged[index])
+            for slot, index in zip(slots.tolist(), at.tolist(), strict=True)
+        ]
 
     def _read(self, found: Detections, at: Slots, slots: Slots) -> None:
         """Record the texts in the detections *at* (n,) of the objects in *slots* (n,)."""
@@ -390,7 +398,7 @@ class TrackedObjects:
         labels, votes = self.tracker.labels, self.tracker.votes[slot]
         among = [kind for kind, label in enumerate(labels) if label in wanted]
         if not any(votes[kind] for kind in among):
-            staged, _ = self._shown.get(slot, ((), 0))
+            staged = self._staged.get(slot, _NONE).shown
             below = next((label for label in wanted if label in staged), None)
             if below is not None:
                 return below
@@ -416,10 +424,9 @@ class TrackedObjects:
         self.occupancy = Occupancy(settings.zones, settings.rules, tracker.room)
         alive = tracker.alive
         placed = place(self._boxes[alive], tracker.size)
-        never = frozenset[str](), 0
-        shown = [self._shown.get(slot, never) for slot in alive.tolist()]
-        ages = np.array([age for _, age in shown], np.int64)
-        also = [labels for labels, _ in shown]
+        staged = [self._staged.get(slot, _NONE) for slot in alive.tolist()]
+        ages = np.array([each.age for each in staged], np.int64)
+        also = [each.shown for each in staged]
         self.occupancy.take_over(before, alive, placed, tracker, now, also, ages)
 
     def counts(self) -> dict[str, dict[str, int]]:
@@ -429,7 +436,7 @@ class TrackedObjects:
     def least(self) -> Counts:
         """Return (columns,): how many count whatever stages would find that have failed."""
         alive = self.tracker.alive
-        told = [self._told.get(slot, frozenset()) for slot in alive.tolist()]
+        told = [self._staged.get(slot, _NONE).told for slot in alive.tolist()]
         return self.occupancy.least(alive, self.tracker, told)
 
     def is_unsettled(self, now: float) -> bool:
@@ -442,8 +449,6 @@ class TrackedObjects:
             self.occupancy.forget(slots)
         self.tracker.reset()
         self._staged.clear()
-        self._shown.clear()
-        self._told.clear()
         self._texts.clear()
         self._looks = _Looks()
         self._unsettled = False

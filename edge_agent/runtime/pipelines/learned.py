@@ -329,7 +329,7 @@ class Decisions:
                 learning = len(memory.scores) / spec.learn
                 return replace(found, threshold=None, learning=learning)
             memory.threshold = quantile(memory.scores, str(spec.threshold))
-            memory.scores = []
+            memory.scores.clear()
             words = "%s: has learned the threshold of %s: %g"
             log.info(words, self._pipeline, memory.model, memory.threshold)
             if self._learned is not None:
@@ -341,10 +341,10 @@ class Decisions:
 
     def _keep(self, memory: _Memory, spec: OutputSpec) -> None:
         """Keep the scores so far now and then: a device that is switched off daily goes on."""
-        new, now = len(memory.scores) - memory.kept, time.monotonic()
-        if self._learned is None or 100 * new < spec.learn or now < memory.kept_at + KEEP_SECONDS:
+        if self._learned is None or spec.learn > MOST_KEPT:
             return
-        if spec.learn > MOST_KEPT:
+        new, now = len(memory.scores) - memory.kept, time.monotonic()
+        if 100 * new < spec.learn or now < memory.kept_at + KEEP_SECONDS:
             return
         memory.kept, memory.kept_at = len(memory.scores), now
         of = self._pipeline, memory.model, _rule(spec)
