@@ -74,7 +74,7 @@ def disk_problems(folder: Path, root: Path = ROOT) -> list[str]:
         return [f"disk: {folder}: {problem.strerror}"]
     if (why := read_only(folder, root)) is not None:
         return [f"disk: {why}"]
-    if disk.f_files and disk.f_favail < FEW_FILES:  # some file systems do not count them
+    if _few_files(disk):
         return [f"disk: {disk.f_favail} more files can be made where {folder} is; remove some"]
     free, size, few = _room(disk)
     if free >= few:
@@ -82,13 +82,22 @@ def disk_problems(folder: Path, root: Path = ROOT) -> list[str]:
     return [f"disk: {free // _MIB} of {size // _MIB} MiB are free where {folder} is; make room"]
 
 
-def lacking(folder: Path, share: float) -> int:
-    """Return the bytes that are missing to *share* of what makes a disk nearly full; 0: none."""
+def lacking(folder: Path, share: float, needed: int = 0) -> tuple[int, bool]:
+    """Return what is missing to *needed* bytes and *share* of what makes a disk nearly full.
+
+    Returns:
+        Bytes, 0: none; and whether few more files can be made.
+    """
     try:
-        free, _, few = _room(os.statvfs(folder))
+        disk = os.statvfs(folder)
     except OSError:
-        return 0  # who writes there next is told
-    return max(0, int(share * few) - free)
+        return 0, False  # who writes there next is told
+    free, _, few = _room(disk)
+    return max(0, needed + int(share * few) - free), _few_files(disk)
+
+
+def _few_files(disk: os.statvfs_result) -> bool:
+    return disk.f_files > 0 and disk.f_favail < FEW_FILES  # some file systems do not count them
 
 
 def _room(disk: os.statvfs_result) -> tuple[int, int, float]:

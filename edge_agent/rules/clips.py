@@ -199,9 +199,12 @@ class Clips:
                 why = str(getattr(problem, "strerror", None) or problem)
                 self._full = each.folder if why == os.strerror(errno.ENOSPC) else None
                 self._report(why)
+                if each.writer is not None:
+                    with suppress(AgentError):  # what it still had to write finds no space either
+                        each.writer.close()
+                if self._full is not None:
+                    self.evidence.make_room(keep_mb, failed=True)
                 with suppress(OSError):
-                    if self._full is not None:
-                        self.evidence.make_room(keep_mb, each.part.stat().st_size)
                     each.part.unlink(missing_ok=True)
                 over = True
             if over:

@@ -12,7 +12,7 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from math import inf
@@ -70,6 +70,8 @@ class Evidence:
         self._writing: Path | None = None
         """The file that `keep` is writing."""
         self._pruning: threading.Thread | None = None
+        self._lock = threading.Lock()
+        """Held while `_pruning` is checked and replaced."""
         self._short_at = -inf
         """When evidence last had to make room on the disk, monotonic seconds."""
 
@@ -88,36 +90,45 @@ class Evidence:
             with suppress(OSError):
                 part.unlink(missing_ok=True)
             if problem.errno in FULL:
-                self.make_room(keep_mb, len(data))
+                self.make_room(keep_mb, len(data), failed=True)
         else:
             self.added(len(data), keep_mb)
+            self.make_room(keep_mb, len(data))
 
     def added(self, size: int, keep_mb: int) -> None:
         """Count added bytes; remove the oldest evidence if the limit is exceeded."""
         self._added += size
         if keep_mb and self._found + self._added > keep_mb * 2**20:  # else see `Allowance`
-            self._prune_behind(keep_mb, FULL_SHARE)
-        self.make_room(keep_mb)
+            self._prune_behind(partial(self.prune, keep_mb, FULL_SHARE))
 
-    def make_room(self, keep_mb: int, needed: int = 0) -> None:
+    def make_room(self, keep_mb: int, size: int = 0, *, failed: bool = False) -> None:
         """Remove the oldest if the disk has little room left, which is for what must not be lost.
 
-        Or if it had none for *needed* bytes. Once a minute if that did not help: removed bytes may
-        be free only later.
+        Or if it has none for another *size* bytes, or a write has *failed* for want of room. Once a
+        minute if that did not help: removed bytes may be free only later.
         """
         if not keep_mb:
             return
-        short, now = lacking(self.folder, SHORT_SHARE), time.monotonic()
-        if not (short or needed):
+        short, now = any(lacking(self.folder, SHORT_SHARE, size)), time.monotonic()
+        if not (short or failed):
             self._short_at = -inf
         elif now >= self._short_at + SHORT_SECONDS:
-            lack = max(needed, lacking(self.folder, 2 * SHORT_SHARE))
-            if self._prune_behind(keep_mb, FULL_SHARE, lack):
-                self._short_at = now
+            lack, few_files = lacking(self.folder, 2 * SHORT_SHARE, 2 * size)
+            if few_files or not lack:  # or a quota, of which only the failure tells
+                lack = max(lack, int((1 - FULL_SHARE) * (self._found + self._added)))
+
+            def make() -> None:
+                self.prune(keep_mb, FULL_SHARE, lack)
+                if short and not any(lacking(self.folder, SHORT_SHARE, size)):
+                    self._short_at = -inf
+
+            before, self._short_at = self._short_at, now
+            if not self._prune_behind(make):
+                self._short_at = before
 
     def limit(self, keep_mb: int) -> None:
         """Remove evidence beyond the settings' limit, at the start and after a reload."""
-        if keep_mb != self._keep_mb and self._prune_behind(keep_mb, 1.0):
+        if keep_mb != self._keep_mb and self._prune_behind(partial(self.prune, keep_mb)):
             self._keep_mb = keep_mb
 
     def close(self, seconds: float) -> None:
@@ -125,15 +136,16 @@ class Evidence:
         if self._pruning is not None:
             self._pruning.join(seconds)
 
-    def _prune_behind(self, keep_mb: int, share: float, lack: int = 0) -> bool:
+    def _prune_behind(self, prune: Callable[[], object]) -> bool:
         """Begin removing the oldest evidence; return False if it is in progress or impossible."""
-        if self._pruning is not None and self._pruning.is_alive():
-            return False
-        pruning = start_thread("evidence", partial(self.prune, keep_mb, share, lack))
-        if pruning is None:
-            return False  # with the next picture
-        self._added, self._pruning = 0, pruning
-        return True
+        with self._lock:
+            if self._pruning is not None and self._pruning.is_alive():
+                return False
+            pruning = start_thread("evidence", prune)
+            if pruning is None:
+                return False  # with the next picture
+            self._added, self._pruning = 0, pruning
+            return True
 
     def prune(self, keep_mb: int, share: float = 1.0, lack: int = 0) -> None:
         """Remove half-written files left by a kill, and the oldest beyond *keep_mb* MiB.

@@ -15,7 +15,10 @@ import pytest
 
 @contextmanager
 def small_disk(folder: Path, size: str) -> Iterator[Path]:
-    """Mount a tmpfs of *size*, say `1m`; skip the test where that is not allowed."""
+    """Mount a tmpfs of *size*, say `1m`, or `1m,nr_inodes=50`.
+
+    Skip the test where that is not allowed.
+    """
     if os.geteuid() != 0:
         pytest.skip("only root may mount a small disk")
     with _mounted(folder, "-t", "tmpfs", "-o", f"size={size}", "tmpfs"):

@@ -175,6 +175,27 @@ def test_evidence_that_fills_the_disk_gives_way(
         assert len(left) > 20
 
 
+@pytest.mark.parametrize(("size", "most"), [("8m", 600_000), ("64m,nr_inodes=240", 9)])
+def test_evidence_makes_room_as_often_as_that_helps(tmp_path: Path, size: str, most: int) -> None:
+    """A pause began each time that one picture took the reserve: the next ones were lost.
+
+    And where a disk takes no more files, only one gave way at a time: to the next picture.
+    """
+    with small_disk(tmp_path / "disk", size) as disk:
+        evidence = Evidence(disk / "evidence")
+        evidence.limit(200)
+        evidence.close(PATIENCE)
+        lost = 0
+        for number in range(400):
+            evidence.keep("p", f"e-{number}", b"x" * most, 200)
+            evidence.close(PATIENCE)
+            lost += not (disk / "evidence" / "p" / f"e-{number}.jpg").exists()
+            (disk / "state").write_bytes(b"x" * 1000)
+            (disk / "state").unlink()
+        assert lost <= 1
+        assert len(files(disk / "evidence")) > 8
+
+
 def test_no_evidence_goes_as_a_clip_ends_while_the_settings_keep_none(tmp_path: Path) -> None:
     """A settings file that is not whole for a moment; it has ten minutes to become so again."""
     evidence = Evidence(tmp_path)
