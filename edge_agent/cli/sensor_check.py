@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ..core.errors import ModelError
@@ -10,6 +10,8 @@ from ..core.types import Reading
 from ..models.manifest import InputSpec, ModelFolder
 
 if TYPE_CHECKING:
+    from ..config.settings import Pipeline
+    from ..sources.source import Source
     from ..sources.spec import SourceSpec
 
 
@@ -25,6 +27,12 @@ def misfit(spec: InputSpec, reading: Reading) -> str | None:
     except ModelError as problem:
         return str(problem)
     return None
+
+
+def misread(pipeline: Pipeline, source: Source) -> list[str]:
+    """Return why values that the settings name are no numbers in a file."""
+    unread: Mapping[str, str] = getattr(source, "unread", {})
+    return [unread[name] for name in sorted(pipeline.named_values & unread.keys())]
 
 
 def paces(spec: SourceSpec, found: Sequence[ModelFolder | None]) -> Iterator[str]:

@@ -16,7 +16,7 @@ from ..core.codec import storable
 from ..core.constraints import Ge, Gt, Le, Plain
 from ..core.errors import UsageError
 from ..core.frozen import record
-from ..core.names import READINGS, default_device_id, is_name, is_version, version_key
+from ..core.names import ALONE, READINGS, default_device_id, is_name, is_version, version_key
 from ..inference.engines.registry import WantedEngine
 from .address import Address, parse_url
 from .answers import Http, Infer, Text
@@ -239,6 +239,13 @@ class Pipeline:
     def has_no_model(self) -> bool:
         """Whether its results are the values of its sensor."""
         return self.model == READINGS
+
+    @property
+    def named_values(self) -> frozenset[str]:
+        """Names of a sensor's values that the settings have, and that of one without a name."""
+        channels = () if self.input is None else self.input.channels
+        values = (rule.value for rule in self.rules if rule.value is not None)
+        return frozenset((ALONE, *map(str, channels), *values))
 
     @property
     def tells_each_reading(self) -> bool:

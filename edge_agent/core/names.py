@@ -49,6 +49,11 @@ def name_problems(key: str, names: Sequence[str], twice: str) -> Iterator[tuple[
             yield f"{key}[{name}].name", f"{twice} this name; each needs its own"
 
 
+def names_of(columns: tuple[str, ...], count: int) -> tuple[str, ...]:
+    """Return what the values of a sensor's reading are counted by: names, numbers or `ALONE`."""
+    return columns or ((ALONE,) if count == 1 else tuple(map(str, range(count))))
+
+
 def safe_name(text: str, default: str = "model") -> str:
     """Return a name made from a file's stem; *default* if no valid character is left."""
     cleaned = re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-._")[:64]

@@ -17,7 +17,6 @@ from typing import Any
 
 from ..core.errors import Unfit
 from ..core.logs import Latch
-from ..core.names import ALONE
 from ..core.owners import foreign
 from ..core.state_file import unwritten
 from ..core.text import counted
@@ -333,13 +332,10 @@ class Health:
 
 def _unread(pipeline: Pipeline) -> list[str]:
     """Return which of the values that the settings name are no numbers, in words."""
-    settings, unread = pipeline.settings, pipeline.errors.unread
+    unread = pipeline.errors.unread
     if not unread or pipeline.state != "running":
         return []
-    named = {ALONE, *pipeline.spec.options.get("field", ())}
-    named.update(rule.value for rule in settings.rules if rule.value is not None)
-    if settings.input is not None:
-        named.update(map(str, settings.input.channels))
+    named = pipeline.settings.named_values.union(pipeline.spec.options.get("field", ()))
     return [words for name in sorted(named) if (words := unread.get(name))]
 
 

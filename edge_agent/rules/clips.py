@@ -32,6 +32,8 @@ NO_PACKETS = (
     "its source has given no packets to keep; MJPEG and single JPEGs are none: read the camera's "
     "rtsp:// stream"
 )
+GROWTH = 8 * 2**20
+"""More than a clip grows between two looks at the disk, bytes."""
 MOST = 64
 """Most clips written at a time, each with an open file."""
 
@@ -196,20 +198,26 @@ class Clips:
                 elif over:
                     self._report(NO_PACKETS)
             except (AgentError, OSError) as problem:
-                why = str(getattr(problem, "strerror", None) or problem)
-                self._full = each.folder if why == os.strerror(errno.ENOSPC) else None
-                self._report(why)
-                if each.writer is not None:
-                    with suppress(AgentError):  # what it still had to write finds no space either
-                        each.writer.close()
-                if self._full is not None:
-                    self.evidence.make_room(keep_mb, failed=True)
-                with suppress(OSError):
-                    each.part.unlink(missing_ok=True)
+                self._give_up(each, str(getattr(problem, "strerror", None) or problem), keep_mb)
                 over = True
             if over:
                 with self._lock:
                     self._recordings.pop(each.event, None)
+
+    def _give_up(self, recording: _Recording, why: str, keep_mb: int) -> None:
+        """Remove a clip that cannot be written, and make room for the next one if none is left."""
+        self._full = recording.folder if why == os.strerror(errno.ENOSPC) else None
+        self._report(why)
+        if recording.writer is not None:
+            with suppress(AgentError):  # what it still has to write finds no space either
+                recording.writer.close()
+        size = 0
+        with suppress(OSError):
+            size = recording.part.stat().st_size
+            recording.part.unlink()
+        # Of a quota nothing else tells.
+        quota = why == os.strerror(errno.EDQUOT)
+        self.evidence.make_room(keep_mb, min(size, GROWTH), failed=quota)
 
     def _write(self, recording: _Recording, most: float) -> bool:
         """Write the packets that have arrived; return whether the clip is complete.

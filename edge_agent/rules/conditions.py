@@ -7,6 +7,7 @@ time, with hysteresis; the event lasts while the condition is true.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -15,7 +16,7 @@ import numpy as np
 from ..config.rule_kinds import Measured, kind_of, rules_by_trigger
 from ..config.rules import Rule
 from ..config.settings import Pipeline
-from ..core.types import Outcome, Values
+from ..core.types import Anomaly, Outcome, Values
 from .condition import Change, Condition
 from .event import UPDATE_SECONDS, EventLog, OngoingEvent, Why
 from .geometry import Gates, common, where
@@ -23,8 +24,14 @@ from .motion import Slots
 from .occupancy import KNOWN, NEEDED, Counts, Occupancy, TrackedObjects, View
 from .totals import LineTotals
 
+log = logging.getLogger(__name__)
+
 UNTOLD_SECONDS = 2.0
 """Time without a result that tells of a rule's labels, beyond which its counts begin again."""
+LEARNS = (
+    "rule %s: goes on while %s learns its threshold; what is there now will be usual: if it is "
+    "not, roll back, or set a threshold"
+)
 _MANY = 2**31
 """More objects than any rule counts."""
 
@@ -68,6 +75,18 @@ def _about(rule: Rule, said: Sequence[Outcome]) -> Sequence[Outcome]:
         and rule.value in {*each.findings.values, *each.findings.unknown}
     ]
     return named[-1:] or said
+
+
+def _is_unknown(rule: Rule, outcome: Outcome, value: float | None) -> bool:
+    """Whether a result says that the value of a rule is not known, or not yet whether it is usual.
+
+    The threshold of a new version is still being learned; with bounds of its own a rule needs none.
+    """
+    found = outcome.findings
+    if isinstance(found, Anomaly):
+        judged = rule.when == "anomaly" and rule.above is None and rule.below is None
+        return judged and found.threshold is None
+    return isinstance(found, Values) and value is None and rule.value in found.unknown
 
 
 class Conditions:
@@ -145,10 +164,11 @@ class Conditions:
                     entry.untold = self._log.now
                 self._stand_still(entry)
                 continue
-            found = outcome.findings
-            if isinstance(found, Values) and value is None and entry.rule.value in found.unknown:
+            if _is_unknown(entry.rule, outcome, value):
                 if entry.untold is None:
-                    entry.untold = self._log.now  # until a number comes, which decides
+                    entry.untold = self._log.now  # until one comes that decides
+                    if entry.event is not None and isinstance(outcome.findings, Anomaly):
+                        log.warning(LEARNS, entry.rule.name, outcome.model)
                 continue
             if value is not None:
                 if told or entry.event is None:  # a bound is no count to update an event with

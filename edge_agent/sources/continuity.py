@@ -41,6 +41,9 @@ STEP_SECONDS = 10.0
 """A time this far before the latest one means that the sender's clock was set."""
 STEP_READINGS = 10
 """This many late readings in a row also mean that the sender's clock was set."""
+REMEMBERED = 512
+"""Messages whose copies are known: a broker sends again what was not acknowledged, others what they
+could not send."""
 
 
 @record(quick=True, eq=False)
@@ -78,6 +81,19 @@ class Counts:
     gaps: int = 0
 
 
+@dataclass(slots=True)
+class _Copies:
+    """Messages in a row that have come before."""
+
+    count: int
+    since: float
+    """When the first one came, monotonic seconds."""
+    first: int
+    """Its time by the sender's clock, ns."""
+    last: int
+    """That of the last one."""
+
+
 class Continuity:
     """Checks rows in their order of arrival. For use by one thread at a time."""
 
@@ -103,6 +119,10 @@ class Continuity:
         """See `Reading.at`."""
         self._row: Array | None = None
         self._backward = 0
+        self._known: dict[int, None] = {}
+        """Hashes of the latest messages with the sender's times that were handed on, the oldest
+        first."""
+        self._copies: _Copies | None = None
         self._unplaced = False
         """Whether the latest rows came together with one time, and how far apart is not known."""
 
@@ -124,7 +144,13 @@ class Continuity:
         self.counts.gaps += gap
         self._at = self._moment(rows, int(times[-1]))
         self._since, self._last = rows.since, int(times[-1])
-        self._said = None if rows.times is None else int(rows.times.max())
+        self._said = None
+        if rows.times is not None:
+            self._said = int(rows.times.max())
+            self._copies = None
+            self._known[_hash(rows, rows.times)] = None
+            if len(self._known) > REMEMBERED:
+                del self._known[next(iter(self._known))]
         self._row = data[-1]
         return Reading(
             data,
@@ -198,7 +224,7 @@ class Continuity:
     def _by_sender(
         self, rows: Rows, times: NDArray[np.int64]
     ) -> tuple[Array, NDArray[np.int64], bool] | None:
-        data = rows.data
+        data, said = rows.data, times
         latest = int(times.max())
         # As long as this device's own clock is not set, it is no measure of others.
         if (
@@ -230,8 +256,9 @@ class Continuity:
         if self._last is None:
             self._unplaced = single and len(data) > 1
             return data, times, False
-        if latest <= self._last and not self._was_set(self._last - latest):
-            if latest == self._last:
+        copied = latest < self._last and self._is_copy(rows, said, latest)
+        if copied or (latest <= self._last and not self._was_set(self._last - latest)):
+            if copied or latest == self._last:
                 self.counts.doubled += len(data)
             else:
                 self.counts.late += len(data)
@@ -274,6 +301,21 @@ class Continuity:
         self.counts.doubled += len(times) - len(kept)
         return data[first], kept
 
+    def _is_copy(self, rows: Rows, times: NDArray[np.int64], latest: int) -> bool:
+        """Whether a message has come before.
+
+        A clock that was set back may say the same again, but as slowly as it did then.
+        """
+        if _hash(rows, times) not in self._known:
+            return False
+        before = self._copies
+        if before is None or latest <= before.last:
+            before = _Copies(0, rows.since, latest, latest)
+        self._copies = before
+        before.count, before.last = before.count + 1, latest
+        passed = (latest - before.first) / 1e9
+        return before.count < STEP_READINGS or rows.since - before.since < passed / 2
+
     def _was_set(self, back_ns: int) -> bool:
         """Whether the sender's clock was set back, so that this row is not late."""
         self._backward += 1
@@ -306,3 +348,7 @@ class Continuity:
             self._steps.append(passed)
             self._per_row.append(passed / count)
         return gap
+
+
+def _hash(rows: Rows, times: NDArray[np.int64]) -> int:
+    return hash((rows.columns, times.tobytes(), rows.data.tobytes()))

@@ -6,7 +6,7 @@ import csv
 import io
 import re
 from codecs import BOM_UTF16_BE, BOM_UTF16_LE
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import dropwhile, islice
 from pathlib import Path
 from typing import TextIO
@@ -14,6 +14,7 @@ from typing import TextIO
 import numpy as np
 
 from ..core.errors import ModelError, SampleError, SourceError
+from ..core.names import names_of
 from ..core.text import naming
 from ..core.types import Array
 
@@ -104,6 +105,17 @@ class CsvRows:
         rows = np.array([self._numbers(cells) for _, cells in self._latest], np.float64)
         rows[np.abs(rows) > _LARGEST] = _NAN
         return rows
+
+    def unread(self) -> Mapping[str, str]:
+        """Return the columns with cells and no number in the next rows, each with the first one."""
+        whole = [(line, cells) for line, cells in self._ahead if len(cells) == self._width]
+        numbers = np.array([self._numbers(cells) for _, cells in whole]).reshape(-1, self._width)
+        names, found = names_of(self.columns, self._width), {}
+        for column in map(int, np.flatnonzero(np.isnan(numbers).all(axis=0))):
+            said = ((line, cells[column]) for line, cells in whole if cells[column].strip())
+            if (first := next(said, None)) is not None:
+                found[names[column]] = f"{self._name}: {self._blame(first[0], column, first[1])}"
+        return found
 
     def rewind(self) -> None:
         """Go back to the first row."""

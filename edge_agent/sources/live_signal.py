@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 
 from ..core.errors import SampleError, SilentError, SourceError
-from ..core.names import ALONE
+from ..core.names import ALONE, names_of
 from ..core.types import Reading
 from .continuity import Continuity, Counts, Rows
 from .shared import Shared, Tap, Wanted
@@ -36,11 +36,6 @@ class EmptyError(SampleError):
         super().__init__(words)
         self.unknown = unknown
         self.null = null
-
-
-def names_of(columns: tuple[str, ...], count: int) -> tuple[str, ...]:
-    """Return what the values of a reading are counted by."""
-    return columns or ((ALONE,) if count == 1 else tuple(map(str, range(count))))
 
 
 class Device(Protocol):

@@ -25,10 +25,10 @@ from numpy.typing import NDArray
 from ..core.errors import SampleError, SourceError
 from ..core.frozen import record
 from ..core.json_text import HalfLetterError, read_json
-from ..core.names import ALONE
+from ..core.names import ALONE, names_of
 from ..core.types import Array
 from .continuity import Rows
-from .live_signal import EmptyError, LiveSignal, names_of, share
+from .live_signal import EmptyError, LiveSignal, share
 from .source import SourceContext, Topics
 from .spec import SourceSpec
 

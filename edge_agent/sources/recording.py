@@ -12,7 +12,7 @@ import math
 import struct
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Protocol
@@ -74,6 +74,8 @@ class Recording:
         """Create a source from an opened file, which it then owns."""
         self._spec = spec
         self._rows = rows
+        self.unread: Mapping[str, str] = rows.unread() if isinstance(rows, CsvRows) else {}
+        """Values that are no numbers at the beginning, each with why."""
         self._closing = closing
         self._loop: bool = spec.options["loop"]
         rate: float | None = spec.options["rate"]

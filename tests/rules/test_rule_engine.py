@@ -424,6 +424,25 @@ def test_anomaly_and_values_have_rules_too() -> None:
     assert stage.told() == [("r", "begin"), ("r", "end")]
 
 
+def test_an_alarm_goes_on_while_a_new_version_learns_its_threshold(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """It was said to be over with the push: the siren fell silent, and the fault was learned."""
+    drift = {**rule("drift", frames="1/1"), "name": "d"}
+    stage = Stage(rules=[rule("anomaly", frames="1/1"), drift])
+    stage.give(Anomaly(9.0, 5.0))
+    for _ in range(5):
+        stage.give(Anomaly(9.0, None, 0.5), model="m@2")
+    assert stage.told() == [("r", "begin")]
+    assert [each for each in caplog.messages if "goes on while m@2 learns" in each] != []
+    assert len(caplog.messages) == 1
+    stage.give(Anomaly(9.0, None, 0.9), model="m@2", drift={"score": 0.3})
+    assert stage.told() == [("r", "begin"), ("d", "begin")]
+    stage.give(Anomaly(9.0, 8.0), model="m@2")
+    stage.give(Anomaly(7.0, 8.0), model="m@2")
+    assert stage.told() == [("r", "begin"), ("d", "begin"), ("r", "end")]
+
+
 def test_an_event_ends_with_a_version_that_cannot_have_its_value() -> None:
     """It went on for ever where a new version gave the value another name, or none."""
     stage = Stage(rules=[rule("value", value="t", above=80, frames="1/1")])

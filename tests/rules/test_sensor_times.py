@@ -20,7 +20,7 @@ from edge_agent.models.manifest import InputSpec
 from edge_agent.rules.event import Event
 from edge_agent.rules.rule_engine import RuleEngine
 from edge_agent.rules.totals import LineTotals
-from edge_agent.sources.continuity import Continuity, Rows
+from edge_agent.sources.continuity import STEP_READINGS, Continuity, Counts, Rows
 
 Told = list[tuple[str, float, float | None]]
 WINDOWERS = [EachReading, Windower]
@@ -90,6 +90,10 @@ class Sensor:
                 self._engine.process(replace(window, seq=next(self._seq)), outcome, None)
 
     @property
+    def counts(self) -> Counts:
+        return self._continuity.counts
+
+    @property
     def told(self) -> Told:
         """State and time of each event by the sender's clock, and the seconds that it lasted."""
         return [
@@ -139,6 +143,39 @@ def test_rows_that_overlap_or_come_late_do_not_go_back_in_time(windower: type[Wi
     sensor.say([1, 1], 3, arrives=105.5)
     sensor.say([1], 6, arrives=106)
     assert sensor.told == [("begin", 5, None), ("end", 6, 1.0)]
+
+
+@pytest.mark.parametrize("windower", WINDOWERS)
+def test_copies_of_long_ago_begin_nothing_again(windower: type[Windower]) -> None:
+    """A broker that had no acknowledgments, and a sender whose batch failed, said it all again.
+
+    They were taken for a clock that was set back: an alarm of long ago began once more, and stood.
+    """
+    sensor = Sensor(windower, gap_s=7200)
+    messages = [(1, 0), (9, 60), (5, 90), (5, 340)]
+    for value, second in messages:
+        sensor.say([value], second, arrives=100 + second)
+    told = [("begin", 60, None), ("end", 90, 30.0)]
+    assert sensor.told == told
+    for value, second in [messages[1], *messages, *messages[:2] * 6]:
+        sensor.say([value], second, arrives=450)
+    assert sensor.told == told
+    assert (sensor.counts.doubled, sensor.counts.late, sensor.counts.gaps) == (17, 0, 0)
+    sensor.say([9], 360, arrives=460)
+    assert sensor.told[2:] == [("begin", 360, None)]
+
+
+@pytest.mark.parametrize("windower", WINDOWERS)
+def test_a_clock_that_was_set_back_may_say_the_same_again(windower: type[Windower]) -> None:
+    """Of a sensor whose times are whole minutes; only what comes faster than that is a copy."""
+    sensor = Sensor(windower, gap_s=7200)
+    for minute in range(60):
+        sensor.say([9 if minute < 30 else 1], 60 * minute, arrives=100 + 60 * minute)
+    assert [state for state, *_ in sensor.told] == ["begin", "end"]
+    for minute in range(30):
+        sensor.say([9], 60 * minute, arrives=3700 + 60 * minute)
+    assert [state for state, *_ in sensor.told[2:]] == ["begin"]
+    assert sensor.counts.doubled == STEP_READINGS - 1
 
 
 @pytest.mark.parametrize("windower", WINDOWERS)

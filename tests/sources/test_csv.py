@@ -123,3 +123,14 @@ def test_a_bad_row_has_its_own_line_number(tmp_path: Path) -> None:
     rows.close()
     assert list(map(str, said)) == ["rows: line 20002, column 'b': expected a number, found 'x'"]
     assert np.array_equal(np.concatenate(found), np.delete(values, 20_000, axis=0))
+
+
+def test_a_column_without_numbers_is_named_where_the_settings_want_it(tmp_path: Path) -> None:
+    """A rule on temperatures with a decimal comma never began, and nothing said why."""
+    path = tmp_path / "rows.csv"
+    path.write_text("time;temp;hum;note\n1;20,5;40;\n2;21,5;41;\n")
+    assert CsvRows(path, "rows").unread() == {
+        "temp": "rows: line 2, column 'temp': expected a number, found '20,5', a decimal comma; to "
+        "have it read as one, name the separator: ?separator=;"
+    }
+    assert CsvRows(path, "rows", ";").unread() == {}

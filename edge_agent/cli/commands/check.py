@@ -23,7 +23,7 @@ from ...models.decoders import Thresholds, threshold_troubles
 from ...models.manifest import MANIFEST
 from ..check_report import Report
 from ..options import Options, add_config, load_settings
-from ..sensor_check import misfit, paces
+from ..sensor_check import misfit, misread, paces
 
 if TYPE_CHECKING:
     from ...config.asks import Server
@@ -229,7 +229,7 @@ class _PipelineCheck:
         from ...inference.preprocess.placement import outside
         from ...sources.source import SourceContext, open_source
 
-        spec = self._spec
+        spec, where = self._spec, f"{self._subject} source"
         if spec.scheme.name == "mqtt":
             from ...mqtt.one_shot import TopicReader
 
@@ -239,6 +239,8 @@ class _PipelineCheck:
         context = SourceContext(decode=self._pipeline.decoding(self._device.settings.decode))
         opened = open_source(spec, context)
         self._note_clips(opened)
+        for line in misread(self._pipeline, opened):
+            self._report.line("note", where, line)
         useless, reading = self._first_reading(context, opened)
         if reading is None:
             if useless:
@@ -247,8 +249,7 @@ class _PipelineCheck:
                 return f"{spec.redacted}, open; it gave nothing for {LISTEN_SECONDS:.0f} s"
             return f"{spec.redacted} is empty"
         if useless:
-            words = f"{len(useless)} passed over: {useless[0]}"
-            self._report.line("note", f"{self._subject} source", words)
+            self._report.line("note", where, f"{len(useless)} passed over: {useless[0]}")
         if spec.kind == "picture":
             x1, y1, x2, y2 = self._pipeline.roi
             if any(self._pipeline.roi) and (why := outside(reading.data, (x1, y1, x2, y2))):
@@ -259,8 +260,7 @@ class _PipelineCheck:
             if spec.scheme.name == "v4l2":
                 from ...sources.v4l2 import modes, shown
 
-                offered = f"offers {shown(modes(spec.local))}"
-                self._report.line("note", f"{self._subject} source", offered)
+                self._report.line("note", where, f"offers {shown(modes(spec.local))}")
             return f"{spec.redacted}, {width}x{height}"
         self._reading = reading
         if self._pipeline.has_no_model:
