@@ -261,7 +261,7 @@ def _lint_rule(
         return
     if not kind.labels:
         yield from _lint_labels(rule, pipeline, labels, names)
-    elif not (pipeline.camera and pipeline.source.startswith(CAMERAS)):
+    elif not (pipeline.camera and pipeline.source.lower().startswith(CAMERAS)):
         yield f": never acts: {when} is for cameras and clips at their own rate with camera = true"
     if kind.by_channel and rule.value is not None and known:
         inputs = known[0].manifest.input
@@ -278,7 +278,7 @@ def _lint_rule(
     yield from _lint_bounds(rule, kind)
     if rule.for_s and not kind.lasts:
         yield f".for_s has no effect: {when} is momentary"
-    if rule.clip and not pipeline.source.startswith(WITH_PACKETS):
+    if rule.clip and not pipeline.source.lower().startswith(WITH_PACKETS):
         yield ".clip keeps nothing: only network cameras and video files can have clips"
     if rule.line is not None and kind.trigger != "crosses":
         yield f".line has no effect on {when}"

@@ -95,6 +95,7 @@ def parse_source(text: str, base: Path) -> SourceSpec:
     scheme = SCHEMES.get(prefix.lower())
     if scheme is None:
         raise UsageError(f"source {shown!r}: {_unknown(prefix if colon else '', text, shown)}")
+    text = f"{prefix.lower()}:{rest}"  # FFmpeg knows no "RTSP:"
     if scheme.address == "url":
         _check_url(text, shown, scheme)
         text, given = _own_options(text, scheme)

@@ -75,6 +75,7 @@ def test_a_clip_that_shows_what_masks_hide_is_said(face: ModelFolder) -> None:
     corner = ((0.0, 0.0), (0.5, 0.0), (0.5, 0.5))
     camera = replace(asked(rules=(rule,)), source="rtsp://cam/1")
     assert lint_pipeline(camera, [face], []) == []
+    assert lint_pipeline(replace(camera, source="RTSP://cam/1"), [face], []) == []
     (line,) = lint_pipeline(replace(camera, masks=(corner,)), [face], [])
     assert line.startswith("rules[seen].clip: shows what masks blacken")
 

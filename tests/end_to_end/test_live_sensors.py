@@ -248,7 +248,7 @@ def test_what_is_no_reading_is_counted_and_stops_nothing(
     for each in (*bad, b'{"v": 3}'):  # the last one is of something else
         publish("plant/press", each)
     for n in (6, 7, 7, 5, 8, 9):  # one doubled, one late
-        publish("plant/press", reading(n))
+        publish("plant/press", reading(n, 2.0 if n == 5 else 1.0))
     found = started.results("press", 2)
     assert [result["anomaly"]["score"] for result in found] == [1.0, 1.0]
     assert found[1]["began"] < found[1]["time"]

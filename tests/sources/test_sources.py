@@ -302,6 +302,11 @@ def test_a_camera_without_its_form_is_told_the_form(text: str, mend: str) -> Non
         parse_source(guess_source(text), HERE)
 
 
+def test_a_form_in_capitals_is_the_same() -> None:
+    """A phone writes so, and manuals do: FFmpeg knew no such protocol, and the path was blamed."""
+    assert parse_source("RTSP://u:P@cam/S", HERE).text == "rtsp://u:P@cam/S"
+
+
 def test_a_spec_shows_no_password() -> None:
     """Printing a spec, as a debugger or a traceback would, does not tell its password."""
     assert "secret" not in repr(parse_source("rtsp://admin:secret@cam/s", HERE))
