@@ -185,7 +185,7 @@ def _credential(env: Mapping[str, str], name: str) -> str | None:
     if not folder:
         return None
     try:
-        return read_plain_bytes(Path(folder) / name).decode().rstrip("\r\n")
+        return read_plain_bytes(Path(folder) / name).decode("utf-8-sig").rstrip("\r\n")
     except FileNotFoundError:
         return None
     except OSError as problem:

@@ -95,7 +95,7 @@ def test_environment_wins_over_credential_over_file_over_default(tmp_path: Path)
     """Each of the four layers is overruled by the one above it, key by key."""
     credentials = tmp_path / "credentials"
     credentials.mkdir()
-    (credentials / "broker.password").write_text("of-the-credential\n")
+    (credentials / "broker.password").write_text("\ufeffof-the-credential\r\n", newline="")
     (credentials / "broker.username").write_text("credential")
     text = '[broker]\npassword = "of-the-file"\nusername = "file"\ntopic_root = "plant"\n'
     env = {"CREDENTIALS_DIRECTORY": str(credentials), "EDGE_AGENT_BROKER__USERNAME": "variable"}

@@ -98,7 +98,8 @@ def _password(file: str | None) -> str | None:
     """Read the password."""
     where = f"environment {PAGE_VARIABLE}" if file is None else f"--password-file {file}"
     try:
-        password = os.environ.get(PAGE_VARIABLE) if file is None else Path(file).read_text("utf-8")
+        given = os.environ.get(PAGE_VARIABLE)
+        password = given if file is None else Path(file).read_text("utf-8-sig")
     except OSError as problem:
         raise UsageError(f"{where}: {problem.strerror}") from None
     except UnicodeDecodeError:

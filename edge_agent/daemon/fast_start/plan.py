@@ -61,7 +61,7 @@ def broker_secrets() -> dict[str, str]:
     folder = os.environ.get("CREDENTIALS_DIRECTORY")
     for key in _SECRETS if folder else ():
         try:
-            text = read_plain_bytes(Path(str(folder), f"broker.{key}")).decode()
+            text = read_plain_bytes(Path(str(folder), f"broker.{key}")).decode("utf-8-sig")
         except (OSError, UnicodeDecodeError):
             continue  # the settings ignore or refuse it, too
         found[key] = text.rstrip("\r\n")

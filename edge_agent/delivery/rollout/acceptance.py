@@ -60,10 +60,12 @@ class Watch:
     @property
     def stuck(self) -> bool:
         """Whether frames were given to it, or would be, but none has been inferred."""
-        waiting = any(model.users or model.stats.misfit for model in self.models)
-        return (
-            waiting and sum(model.stats.inferred for model in self.models) == self.inferred_before
-        )
+        return not self.inferred and any(model.users or model.stats.misfit for model in self.models)
+
+    @property
+    def inferred(self) -> int:
+        """Frames it has inferred since the watch began."""
+        return sum(model.stats.inferred for model in self.models) - self.inferred_before
 
     @property
     def fault(self) -> str | None:

@@ -307,7 +307,9 @@ class Swap:
         """End the probation of a model's version that passes or is replaced."""
         for candidate in self.ledger.on_probation(name):
             self.ledger.clear_mark(name, candidate.version)
-            log.info("%s: probation is over", candidate.id)
+            watch = candidate.watch
+            untried = "" if watch is None or watch.inferred else "; nothing came for it meanwhile"
+            log.info("%s: probation is over%s", candidate.id, untried)
             self.ledger.finish(candidate, "live", None)
 
     def _fail(self, candidate: Candidate, why: str) -> None:
