@@ -356,3 +356,27 @@ def test_an_agent_runs_what_was_added(
     assert process.stop() == 0
     pointers = json.loads((process.folder / "state/models/light/pointers.json").read_text())
     assert pointers["history"][-2:] == ["10", "11"]
+
+
+def test_an_agent_starts_with_what_was_added_before_its_first_start(
+    box: Box,
+    shared_broker: Mosquitto,
+    listen: Callable[..., Listener],
+    agent: Callable[..., AgentProcess],
+) -> None:
+    """The version was in models_dirs, too: the agent ended at each start, before its trial."""
+    library = box.folder / "library"
+    brightness(library / "light", "1")
+    pictures = write_pictures(box.folder / "pictures", [plain(90)])
+    pipeline = {"name": "door", "source": f"{pictures}?loop=1", "model": "light", "rate": 20}
+    text = agent_settings("early", shared_broker.url, [pipeline], models_dirs=[str(library)])
+    box.config = box.folder / "box" / "config.toml"
+    box.config.parent.mkdir()
+    box.config.write_text(text)
+    added = box.add(library / "light")
+    assert (added.code, added.err) == (0, "")
+    listener = listen(shared_broker.port, "edge/early/#")
+    process = agent(text, "box")
+    assert process.folder == box.config.parent
+    listener.wait_for(lambda _: bool(listener.on("edge/early/result/door")), "a result")
+    assert process.stop() == 0

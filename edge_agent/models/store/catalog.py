@@ -164,12 +164,16 @@ class Catalog:
         highest; `problems` reports it.
 
         Raises:
+            OnTrialError: the trial of the only one is not over.
             ModelError: there is no version that can be loaded and has been accepted.
         """
         folder = next(self.runnable(name), None)
-        if folder is None:
-            raise ModelError(f"{name}: {self._none(name)}")
-        return folder
+        if folder is not None:
+            return folder
+        if any(entry.folder and not entry.accepted for entry in self.entries(name)):
+            words = "no version has passed its trial yet; the agent tries it while it runs"
+            raise OnTrialError(f"{name}: {words}")
+        raise ModelError(f"{name}: {self._none(name)}")
 
     def runnable(self, name: str) -> Iterator[ModelFolder]:
         """Yield the versions that may run in the order in which they are chosen.
@@ -269,8 +273,6 @@ class Catalog:
         broken = [entry.error for entry in self.entries(name) if entry.error]
         if broken:
             return f"every version is broken: {broken[0]}"
-        if self.versions(name):
-            return "no version has passed its trial yet"
         places = {*self.models_dirs, self.bundled_dir}
         closed = [entry.error for entry in self._all() if entry.error and entry.path in places]
         if closed:
