@@ -14,7 +14,7 @@ from ..delivery.local_requests import LocalRequests
 from ..delivery.rollout.deployer import Deployer
 from ..inference.prepared.compile import collect
 from ..models.store.housekeeping import clean_leftovers
-from ..models.store.store import Store
+from ..models.store.store import Store, untried
 from ..runtime.pipelines.runner import Runner
 from ..serving.active import Serving
 
@@ -77,7 +77,8 @@ class Deployment:
         self._runner.check_thresholds()
         active.on_change()
         # What a sensor says needs no model: it goes on.
-        problem = _unusable([*active.all(), *self._runner.used()])
+        servings = [*active.all(), *self._runner.used()]
+        problem = _unusable(servings)
         served = self._served.read(str) == self._origins
         if problem is None:
             if not served and any(each.model is not None for each in active.all()):
@@ -85,6 +86,8 @@ class Deployment:
         elif served:
             # The disk is at fault, not the settings. Nobody may be there, but a push may come.
             log.error("nothing can run, as it has before; the agent waits for another version")
+        elif any(untried(self._store, each.arm.name) for each in servings):
+            log.error("nothing can run yet; the agent tries what was added")
         else:
             # None of this can run, and all of it came with the settings, not by push.
             self._stops.put(Stop(str(problem), UsageError(str(problem))))

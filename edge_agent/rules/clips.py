@@ -217,7 +217,9 @@ class Clips:
             recording.part.unlink()
         # Of a quota nothing else tells.
         quota = why == os.strerror(errno.EDQUOT)
-        self.evidence.make_room(keep_mb, min(size, GROWTH), failed=quota)
+        # What came before the event is written at once.
+        size = min(size, max(GROWTH, recording.ring.bytes))
+        self.evidence.make_room(keep_mb, size, failed=quota)
 
     def _write(self, recording: _Recording, most: float) -> bool:
         """Write the packets that have arrived; return whether the clip is complete.

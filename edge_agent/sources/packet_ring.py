@@ -57,7 +57,8 @@ class PacketRing:
         self._over = False
         """Whether that session has been closed."""
         self._packets: deque[Packet] = deque()
-        self._bytes = 0
+        self.bytes = 0
+        """Of the packets in it, together."""
         self._next = 0
         self._lock = threading.Lock()
 
@@ -88,7 +89,7 @@ class PacketRing:
             )
             self._next += 1
             self._packets.append(made)
-            self._bytes += len(made.data)
+            self.bytes += len(made.data)
             self._trim(made.since)
 
     def leave(self, session: object) -> None:
@@ -133,22 +134,22 @@ class PacketRing:
         with self._lock:
             self.session, self.template, self._over = session, file.getvalue(), False
             self._packets.clear()
-            self._bytes = 0
+            self.bytes = 0
 
     def _trim(self, now: float) -> None:
         """Drop groups of pictures that are no longer needed from the front."""
         while True:
             keys = [n for n, packet in enumerate(self._packets) if packet.key][:2]
             if len(keys) < 2:
-                if self._bytes > MOST_BYTES:
+                if self.bytes > MOST_BYTES:
                     self._packets.clear()
-                    self._bytes, self.session = 0, None
+                    self.bytes, self.session = 0, None
                 return
             wanted = self._packets[keys[1]].since > now - self.seconds - SLACK
-            if wanted and self._bytes <= MOST_BYTES:
+            if wanted and self.bytes <= MOST_BYTES:
                 return
             for _ in range(keys[1]):
-                self._bytes -= len(self._packets.popleft().data)
+                self.bytes -= len(self._packets.popleft().data)
 
 
 class PacketRings:

@@ -358,25 +358,35 @@ def test_an_agent_runs_what_was_added(
     assert pointers["history"][-2:] == ["10", "11"]
 
 
+@pytest.mark.parametrize("version", ["1", "2"])
 def test_an_agent_starts_with_what_was_added_before_its_first_start(
     box: Box,
     shared_broker: Mosquitto,
     listen: Callable[..., Listener],
     agent: Callable[..., AgentProcess],
+    version: str,
 ) -> None:
-    """The version was in models_dirs, too: the agent ended at each start, before its trial."""
+    """The agent ended at each start, before the trial of what was added.
+
+    The same version was in models_dirs, too; or one that is broken there.
+    """
     library = box.folder / "library"
     brightness(library / "light", "1")
+    brightness(box.folder / "light", version)
+    if version == "2":
+        (library / "light" / "model.onnx").write_bytes(b"garbage")
     pictures = write_pictures(box.folder / "pictures", [plain(90)])
     pipeline = {"name": "door", "source": f"{pictures}?loop=1", "model": "light", "rate": 20}
-    text = agent_settings("early", shared_broker.url, [pipeline], models_dirs=[str(library)])
+    device = f"early-{version}"
+    text = agent_settings(device, shared_broker.url, [pipeline], models_dirs=[str(library)])
     box.config = box.folder / "box" / "config.toml"
     box.config.parent.mkdir()
     box.config.write_text(text)
-    added = box.add(library / "light")
+    added = box.add(box.folder / "light")
     assert (added.code, added.err) == (0, "")
-    listener = listen(shared_broker.port, "edge/early/#")
+    listener = listen(shared_broker.port, f"edge/{device}/#")
     process = agent(text, "box")
     assert process.folder == box.config.parent
-    listener.wait_for(lambda _: bool(listener.on("edge/early/result/door")), "a result")
+    listener.wait_for(lambda _: bool(listener.on(f"edge/{device}/result/door")), "a result")
+    assert listener.on(f"edge/{device}/result/door")[0]["model"] == f"light@{version}"
     assert process.stop() == 0
