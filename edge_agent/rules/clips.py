@@ -215,8 +215,7 @@ class Clips:
         with suppress(OSError):
             size = recording.part.stat().st_size
             recording.part.unlink()
-        # Of a quota nothing else tells.
-        quota = why == os.strerror(errno.EDQUOT)
+        quota = errno.EDQUOT if why == os.strerror(errno.EDQUOT) else 0
         # What came before the event is written at once.
         size = min(size, max(GROWTH, recording.ring.bytes))
         self.evidence.make_room(keep_mb, size, failed=quota)

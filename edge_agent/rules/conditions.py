@@ -40,7 +40,7 @@ class _Entry:
     """A rule with its condition and its event."""
 
     __slots__ = (
-        *("column", "condition", "event", "facts", "key"),
+        *("column", "condition", "event", "facts", "key", "learns"),
         *("measure", "model", "rule", "shown", "untold", "waited"),
     )
 
@@ -58,6 +58,8 @@ class _Entry:
         """Facts of the latest result that had the value."""
         self.model = ""
         """The model of that result."""
+        self.learns = ""
+        """The model of which was last said that it learns while the event goes on."""
         self.shown = True
         """Whether the event may begin: results show what is counted, and not only tracks."""
         self.waited = 0
@@ -167,8 +169,8 @@ class Conditions:
             if _is_unknown(entry.rule, outcome, value):
                 if entry.untold is None:
                     entry.untold = self._log.now  # until one comes that decides
-                    if entry.event is not None and isinstance(outcome.findings, Anomaly):
-                        log.warning(LEARNS, entry.rule.name, outcome.model)
+                if isinstance(outcome.findings, Anomaly):
+                    self._let_learn(entry, outcome.model)
                 continue
             if value is not None:
                 if told or entry.event is None:  # a bound is no count to update an event with
@@ -182,6 +184,14 @@ class Conditions:
             if entry.column is not None and counts is not None:
                 entry.shown = self._is_shown(entry, entry.column, outcome)
             self._tell(entry, change)
+
+    def _let_learn(self, entry: _Entry, model: str) -> None:
+        """Go on while a model learns its threshold; what had not begun by then begins anew."""
+        if not self._splits:  # else another version's results come between
+            entry.condition.interrupt()
+        if entry.event is not None and entry.learns != model:
+            entry.learns = model
+            log.warning(LEARNS, entry.rule.name, model)
 
     def _is_certain(
         self, entry: _Entry, outcome: Outcome, least: float | None, *, plain: bool

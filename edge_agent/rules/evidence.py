@@ -90,7 +90,7 @@ class Evidence:
             with suppress(OSError):
                 part.unlink(missing_ok=True)
             if problem.errno in FULL:
-                self.make_room(keep_mb, len(data), failed=True)
+                self.make_room(keep_mb, len(data), failed=problem.errno)
         else:
             self.added(len(data), keep_mb)
             self.make_room(keep_mb, len(data))
@@ -101,21 +101,23 @@ class Evidence:
         if keep_mb and self._found + self._added > keep_mb * 2**20:  # else see `Allowance`
             self._prune_behind(partial(self.prune, keep_mb, FULL_SHARE))
 
-    def make_room(self, keep_mb: int, size: int = 0, *, failed: bool = False) -> None:
+    def make_room(self, keep_mb: int, size: int = 0, *, failed: int | None = 0) -> None:
         """Remove the oldest if the disk has little room left, which is for what must not be lost.
 
-        Or if it has none for another *size* bytes, or a write has *failed* for want of room. Once a
-        minute if that did not help: removed bytes may be free only later.
+        Or if it has none for another *size* bytes, or a write has *failed*, with that errno, for
+        want of room. Once a minute if that did not help: removed bytes may be free only later.
         """
         if not keep_mb:
             return
         short, now = any(lacking(self.folder, SHORT_SHARE, size)), time.monotonic()
         if not (short or failed):
-            self._short_at = -inf
+            if size:  # else nothing was written that shows it
+                self._short_at = -inf
         elif now >= self._short_at + SHORT_SECONDS:
             lack, few_files = lacking(self.folder, 2 * SHORT_SHARE, 2 * size)
-            if few_files or not lack:  # or a quota, of which only the failure tells
+            if few_files or failed == errno.EDQUOT:  # nobody tells what is left of a quota
                 lack = max(lack, int((1 - FULL_SHARE) * (self._found + self._added)))
+            lack = lack or 2 * size
 
             def make() -> None:
                 self.prune(keep_mb, FULL_SHARE, lack)

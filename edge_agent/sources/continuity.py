@@ -83,9 +83,10 @@ class Counts:
 
 @dataclass(slots=True)
 class _Copies:
-    """Messages in a row that have come before."""
+    """Messages in a row that have come before, in the order of their times."""
 
     count: int
+    """Of different times."""
     since: float
     """When the first one came, monotonic seconds."""
     first: int
@@ -309,10 +310,10 @@ class Continuity:
         if _hash(rows, times) not in self._known:
             return False
         before = self._copies
-        if before is None or latest <= before.last:
-            before = _Copies(0, rows.since, latest, latest)
+        if before is None or latest < before.last:
+            before = _Copies(1, rows.since, latest, latest)
         self._copies = before
-        before.count, before.last = before.count + 1, latest
+        before.count, before.last = before.count + (latest > before.last), latest
         passed = (latest - before.first) / 1e9
         return before.count < STEP_READINGS or rows.since - before.since < passed / 2
 

@@ -443,6 +443,23 @@ def test_an_alarm_goes_on_while_a_new_version_learns_its_threshold(
     assert stage.told() == [("r", "begin"), ("d", "begin"), ("r", "end")]
 
 
+def test_what_had_not_begun_before_a_version_learned_begins_anew(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """One anomalous result after hours of learning began what was due after ten minutes."""
+    stage = Stage(rules=[rule("anomaly", frames="1/1", for_s=600)])
+    stage.give(Anomaly(9.0, 5.0))
+    stage.give(Anomaly(9.0, None, 0.5), model="m@2", wait=3600.0)
+    stage.give(Anomaly(9.0, 8.0), model="m@2", wait=3600.0)
+    assert stage.told() == []
+    split = Stage(rules=[rule("anomaly", frames="2/3")], model="m@1:50,m@2:50")
+    for _ in range(5):
+        split.give(Anomaly(9.0, 5.0), model="m@1")
+        split.give(Anomaly(9.0, None, 0.5), model="m@2")
+    assert split.told() == [("r", "begin")]
+    assert len(caplog.messages) == 1
+
+
 def test_an_event_ends_with_a_version_that_cannot_have_its_value() -> None:
     """It went on for ever where a new version gave the value another name, or none."""
     stage = Stage(rules=[rule("value", value="t", above=80, frames="1/1")])

@@ -179,6 +179,19 @@ def test_a_clock_that_was_set_back_may_say_the_same_again(windower: type[Windowe
 
 
 @pytest.mark.parametrize("windower", WINDOWERS)
+def test_a_clock_of_whole_seconds_that_was_set_back_is_no_copy_for_long(
+    windower: type[Windower],
+) -> None:
+    """Of a sensor that says two things in each: equal times began the count of copies anew."""
+    sensor = Sensor(windower, gap_s=7200)
+    for half in range(400):
+        sensor.say([half % 2], half // 2, arrives=100 + half / 2)
+    for half in range(100):
+        sensor.say([half % 2], half // 2, arrives=300 + half / 2)
+    assert 2 * (STEP_READINGS - 1) <= sensor.counts.doubled <= 2 * STEP_READINGS
+
+
+@pytest.mark.parametrize("windower", WINDOWERS)
 def test_a_clock_that_is_set_and_a_source_that_is_opened_again(windower: type[Windower]) -> None:
     """Cooldown and `for_s` go on by arrival where the sender's times do not say it."""
     sensor = Sensor(windower, for_s=2, cooldown_s=30)
