@@ -44,6 +44,9 @@ STEP_READINGS = 10
 REMEMBERED = 512
 """Messages whose copies are known: a broker sends again what was not acknowledged, others what they
 could not send."""
+SLOW_COPIES, SLOW_SECONDS = 3, 2.0
+"""This many copies with times in order, over so many seconds and as slowly as their times pass, are
+none: the sender's clock was set back, and it says the same again."""
 
 
 @record(quick=True, eq=False)
@@ -315,7 +318,9 @@ class Continuity:
         self._copies = before
         before.count, before.last = before.count + (latest > before.last), latest
         passed = (latest - before.first) / 1e9
-        return before.count < STEP_READINGS or rows.since - before.since < passed / 2
+        return before.count < SLOW_COPIES or rows.since - before.since < max(
+            passed / 2, SLOW_SECONDS
+        )
 
     def _was_set(self, back_ns: int) -> bool:
         """Whether the sender's clock was set back, so that this row is not late."""

@@ -20,7 +20,7 @@ from edge_agent.models.manifest import InputSpec
 from edge_agent.rules.event import Event
 from edge_agent.rules.rule_engine import RuleEngine
 from edge_agent.rules.totals import LineTotals
-from edge_agent.sources.continuity import STEP_READINGS, Continuity, Counts, Rows
+from edge_agent.sources.continuity import SLOW_COPIES, Continuity, Counts, Rows
 
 Told = list[tuple[str, float, float | None]]
 WINDOWERS = [EachReading, Windower]
@@ -175,7 +175,7 @@ def test_a_clock_that_was_set_back_may_say_the_same_again(windower: type[Windowe
     for minute in range(30):
         sensor.say([9], 60 * minute, arrives=3700 + 60 * minute)
     assert [state for state, *_ in sensor.told[2:]] == ["begin"]
-    assert sensor.counts.doubled == STEP_READINGS - 1
+    assert sensor.counts.doubled == SLOW_COPIES - 1
 
 
 @pytest.mark.parametrize("windower", WINDOWERS)
@@ -188,7 +188,7 @@ def test_a_clock_of_whole_seconds_that_was_set_back_is_no_copy_for_long(
         sensor.say([half % 2], half // 2, arrives=100 + half / 2)
     for half in range(100):
         sensor.say([half % 2], half // 2, arrives=300 + half / 2)
-    assert 2 * (STEP_READINGS - 1) <= sensor.counts.doubled <= 2 * STEP_READINGS
+    assert 2 * (SLOW_COPIES - 1) <= sensor.counts.doubled <= 2 * SLOW_COPIES
 
 
 @pytest.mark.parametrize("windower", WINDOWERS)
