@@ -25,7 +25,7 @@ from ..core.files import FAULT_VARIABLE
 from ..core.frozen import record
 from ..core.json_text import HalfLetterError, read_json
 from ..core.names import NAME_RULE, READINGS, RESERVED_GROUPS, is_name, name_problems
-from ..core.plain_file import open_plain_file, read_plain_bytes
+from ..core.plain_file import open_plain_file, read_secret
 from ..core.plain_record import DoubtError, is_key, read_plain
 from ..core.schema import explain, merged, nearest, read_toml
 from ..sources.spec import parse_source
@@ -185,7 +185,7 @@ def _credential(env: Mapping[str, str], name: str) -> str | None:
     if not folder:
         return None
     try:
-        return read_plain_bytes(Path(folder) / name).decode("utf-8-sig").rstrip("\r\n")
+        return read_secret(Path(folder) / name)
     except FileNotFoundError:
         return None
     except OSError as problem:

@@ -65,3 +65,13 @@ def read_plain_bytes(path: str | os.PathLike[str]) -> bytes:
         if os.fstat(file.fileno()).st_size > MOST_BYTES:
             raise NoPlainFileError(errno.EFBIG, f"is larger than {MOST_BYTES >> 20} MiB", str(path))
         return file.read()
+
+
+def read_secret(path: str | os.PathLike[str]) -> str:
+    """Read a text such as a password, without the byte order mark and line end of an editor.
+
+    Raises:
+        OSError: the file cannot be read, or is no plain file.
+        UnicodeDecodeError: it is not UTF-8 text.
+    """
+    return read_plain_bytes(path).decode("utf-8-sig").rstrip("\r\n")

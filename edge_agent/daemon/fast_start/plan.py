@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from xxhash import xxh3_128_hexdigest
 
 from ...config.locations import default_state
-from ...core.plain_file import read_plain_bytes
+from ...core.plain_file import read_plain_bytes, read_secret
 from ...core.text import redact
 from ...serving.planned_model import PlannedModel
 from .fingerprint import stamp
@@ -61,10 +61,9 @@ def broker_secrets() -> dict[str, str]:
     folder = os.environ.get("CREDENTIALS_DIRECTORY")
     for key in _SECRETS if folder else ():
         try:
-            text = read_plain_bytes(Path(str(folder), f"broker.{key}")).decode("utf-8-sig")
+            found[key] = read_secret(Path(str(folder), f"broker.{key}"))
         except (OSError, UnicodeDecodeError):
             continue  # the settings ignore or refuse it, too
-        found[key] = text.rstrip("\r\n")
     variables = {
         name.removeprefix("EDGE_AGENT_").lower(): name
         for name in sorted(os.environ)
