@@ -350,8 +350,10 @@ class Continuity:
         silence = passed - (count - 1) * self._usual_row
         limit = self._limit(least)
         gap = limit is not None and silence > limit
+        # Also of a gap: a sensor that began with a few quick messages, or now reports less often,
+        # would have one at each reading.
+        self._steps.append(passed)
         if not gap:
-            self._steps.append(passed)
             self._per_row.append(passed / count)
         return gap
 

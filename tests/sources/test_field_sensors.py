@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import struct
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -95,6 +96,22 @@ def test_zigbee2mqtt_a_sensor_that_reports_now_and_then_has_no_gaps() -> None:
         gaps.append(reading.gap)
     assert not any(gaps[20:200])
     assert gaps[200]
+
+
+@pytest.mark.parametrize("timed", [False, True])
+def test_a_sensor_that_begins_with_quick_messages_has_no_gaps_later(timed: bool) -> None:
+    """Each reading was one for good, so that no `for_s` and no window ever came."""
+    continuity, now, gaps = Continuity(None), time.time(), []
+    for number, pause in enumerate([1.0] * 5 + [60.0] * 20 + [7200.0] + [60.0] * 20 + [900.0] * 20):
+        now += pause
+        rows = rows_at(now, now, float(number))
+        reading = continuity.judge(rows if timed else replace(rows, times=None))
+        assert reading is not None
+        gaps.append(reading.gap)
+    assert not any(gaps[7:25]), "of the first longer ones"
+    assert gaps[25], "hours of silence"
+    assert not any(gaps[26:46])
+    assert not any(gaps[50:]), "of a longer interval that its owner has set"
 
 
 @pytest.mark.parametrize(("unit", "pause"), [(1.0, 0.2), (1.0, 0.05), (0.001, 0.0002)])
