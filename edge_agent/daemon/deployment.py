@@ -6,6 +6,7 @@ import gc
 import logging
 from collections.abc import Iterable
 
+from ..config.settings import Arm
 from ..core.errors import ModelError, UsageError
 from ..core.state_file import StateFile
 from ..core.text import counted
@@ -14,6 +15,7 @@ from ..delivery.local_requests import LocalRequests
 from ..delivery.rollout.deployer import Deployer
 from ..inference.prepared.compile import collect
 from ..models.store.housekeeping import clean_leftovers
+from ..models.store.pointers import same_version
 from ..models.store.store import Store, untried
 from ..runtime.pipelines.runner import Runner
 from ..serving.active import Serving
@@ -86,7 +88,7 @@ class Deployment:
         elif served:
             # The disk is at fault, not the settings. Nobody may be there, but a push may come.
             log.error("nothing can run, as it has before; the agent waits for another version")
-        elif any(untried(self._store, each.arm.name) for each in servings):
+        elif any(_may_try(self._store, each.arm) for each in servings):
             log.error("nothing can run yet; the agent tries what was added")
         else:
             # None of this can run, and all of it came with the settings, not by push.
@@ -99,6 +101,12 @@ class Deployment:
     def problems(self) -> list[str]:
         """Return why leftovers could not be removed."""
         return list(self._problems)
+
+
+def _may_try(store: Store, arm: Arm) -> bool:
+    """Whether a version that was added, and not tried yet, could serve."""
+    version = untried(store, arm.name)
+    return version is not None and (arm.version is None or same_version(arm.version, version))
 
 
 def _unusable(servings: Iterable[Serving]) -> ModelError | None:

@@ -390,3 +390,23 @@ def test_an_agent_starts_with_what_was_added_before_its_first_start(
     listener.wait_for(lambda _: bool(listener.on(f"edge/{device}/result/door")), "a result")
     assert listener.on(f"edge/{device}/result/door")[0]["model"] == f"light@{version}"
     assert process.stop() == 0
+
+
+def test_an_agent_ends_where_what_was_added_can_never_serve(
+    box: Box, shared_broker: Mosquitto, agent: Callable[..., AgentProcess]
+) -> None:
+    """Of a pin on a broken version it said that it would try another one, and ended weeks later."""
+    brightness(box.folder / "library" / "light", "1")
+    (box.folder / "library" / "light" / "model.onnx").write_bytes(b"garbage")
+    brightness(box.folder / "light", "2")
+    pictures = write_pictures(box.folder / "pictures", [plain(90)])
+    pipeline = {"name": "door", "source": str(pictures), "model": "light@1"}
+    models = [str(box.folder / "library")]
+    text = agent_settings("pinned", shared_broker.url, [pipeline], models_dirs=models)
+    box.config = box.folder / "box" / "config.toml"
+    box.config.parent.mkdir()
+    box.config.write_text(text)
+    assert box.add(box.folder / "light").code == 0
+    process = agent(text, "box")
+    assert process.wait() == 2
+    assert "tries what was added" not in process.words()
