@@ -16,7 +16,7 @@ import numpy as np
 from ..config.rule_kinds import Measured, kind_of, rules_by_trigger
 from ..config.rules import Rule
 from ..config.settings import Pipeline
-from ..core.types import Anomaly, Outcome, Values
+from ..core.types import Anomaly, Classes, Outcome, Values
 from .condition import Change, Condition
 from .event import UPDATE_SECONDS, EventLog, OngoingEvent, Why
 from .geometry import Gates, common, where
@@ -82,12 +82,15 @@ def _about(rule: Rule, said: Sequence[Outcome]) -> Sequence[Outcome]:
 def _is_unknown(rule: Rule, outcome: Outcome, value: float | None) -> bool:
     """Whether a result says that the value of a rule is not known, or not yet whether it is usual.
 
-    The threshold of a new version is still being learned; with bounds of its own a rule needs none.
+    The threshold of a new version is still being learned, or too few windows have come since a gap;
+    with bounds of its own a rule about anomalies needs neither.
     """
     found = outcome.findings
     if isinstance(found, Anomaly):
         judged = rule.when == "anomaly" and rule.above is None and rule.below is None
-        return judged and found.threshold is None
+        return judged and (found.threshold is None or outcome.undecided)
+    if isinstance(found, Classes):
+        return rule.when == "class" and outcome.undecided
     return isinstance(found, Values) and value is None and rule.value in found.unknown
 
 
@@ -169,7 +172,7 @@ class Conditions:
             if _is_unknown(entry.rule, outcome, value):
                 if entry.untold is None:
                     entry.untold = self._log.now  # until one comes that decides
-                if isinstance(outcome.findings, Anomaly):
+                if isinstance(outcome.findings, Anomaly) and not outcome.undecided:
                     self._let_learn(entry, outcome.model)
                 continue
             if value is not None:

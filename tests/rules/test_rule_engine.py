@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge_agent.core.types import Anomaly, Classes, Second, Values
+from edge_agent.core.types import Anomaly, Classes, Outcome, Second, Timing, Values
+from edge_agent.models.manifest import OutputSpec
+from edge_agent.runtime.pipelines.learned import Decisions
 from tests.helpers.rule_engines import Stage, box, detections
 
 YARD = {"yard": [(0.3, 0.3), (1.0, 0.3), (1.0, 1.0), (0.3, 1.0)]}
@@ -441,6 +443,59 @@ def test_an_alarm_goes_on_while_a_new_version_learns_its_threshold(
     stage.give(Anomaly(9.0, 8.0), model="m@2")
     stage.give(Anomaly(7.0, 8.0), model="m@2")
     assert stage.told() == [("r", "begin"), ("d", "begin"), ("r", "end")]
+
+
+@pytest.mark.parametrize("between", ["a gap", "learning"])
+def test_a_smoothed_alarm_goes_on_until_windows_decide(between: str) -> None:
+    """Each gap of a sensor, and a version that learned, ended one alarm and began another."""
+    stage, decisions = Stage(rules=[rule("anomaly", frames="1/1")]), Decisions("p", None)
+    fixed = OutputSpec(decoder="score", threshold=5.0, smooth="3/5")
+    learns = OutputSpec(decoder="score", threshold="p90", learn=10, smooth="3/5")
+
+    def give(score: float, model: str = "m@1", *, follows: bool = True) -> None:
+        found = Anomaly(score, 5.0 if model == "m@1" else None)
+        spec = fixed if model == "m@1" else learns
+        made = Outcome(model, "none", found, Timing(0.0, 0.0, 0.0))
+        made = decisions.decide(made, spec, follows=follows, override=None)
+        stage.give(made.findings, model=model, undecided=made.undecided)
+
+    for score in (1, 1, 9, 9, 9):
+        give(score)
+    assert stage.told() == [("r", "begin")]
+    if between == "learning":
+        for score in range(1, 11):
+            give(score, "m@2")
+        for model in ("m@2", "m@1"):  # learned, and rolled back
+            for _ in range(5):
+                give(9.5, model)
+    else:
+        for number in range(6):
+            give(9, follows=number % 2 > 0)
+    assert stage.told() == [("r", "begin")]
+    for number in range(3):
+        assert stage.told() == [("r", "begin")], "two more windows could make it three of five"
+        give(1, follows=number > 0)
+    assert stage.told() == [("r", "begin"), ("r", "end")]
+
+
+def test_a_smoothed_class_goes_on_over_a_gap() -> None:
+    """Until the windows since then have it, another one, or none."""
+    named = rule("class", labels=("siren",), above=0.5, frames="1/1")
+    stage, decisions = Stage(rules=[named]), Decisions("p", None)
+    spec = OutputSpec(decoder="softmax", smooth="2/3")
+
+    def give(label: str, *, follows: bool = True) -> None:
+        made = Outcome("m@1", "none", Classes((label,), (0.9,)), Timing(0.0, 0.0, 0.0))
+        made = decisions.decide(made, spec, follows=follows, override=None)
+        stage.give(made.findings, undecided=made.undecided)
+
+    for follows in (True, True, False, True, False):
+        give("siren", follows=follows)
+    assert stage.told() == [("r", "begin")]
+    give("horn")
+    assert stage.told() == [("r", "begin")]
+    give("horn")
+    assert stage.told() == [("r", "begin"), ("r", "end")]
 
 
 def test_what_had_not_begun_before_a_version_learned_begins_anew(

@@ -280,9 +280,14 @@ class Decisions:
         found: Findings = outcome.findings
         if isinstance(found, Anomaly) and isinstance(spec.threshold, str) and override is None:
             found = self.judge(found, spec, outcome.model, content)
+        undecided = False
         if spec.smooth is not None:
-            found = _smoothed(found, spec.smooth, self._recent)
-        return replace(outcome, findings=found)
+            if isinstance(found, Anomaly) and found.threshold is None:
+                if self._arms == 1:  # else windows of others come between
+                    self._recent.clear()
+            else:
+                found, undecided = _smoothed(found, spec.smooth, self._recent)
+        return replace(outcome, findings=found, undecided=undecided)
 
     def judge(self, found: Anomaly, spec: OutputSpec, model: str, content: str) -> Anomaly:
         """Apply the learned threshold of a version to a score, or learn from it."""
@@ -361,22 +366,28 @@ def quantile(scores: list[float], rule: str) -> float:
     return sorted(scores)[max(0, ceil(share * len(scores)) - 1)]
 
 
-def _smoothed(found: Findings, smooth: str, recent: deque[str | None]) -> Findings:
-    """Report an anomaly or a class only if k of the last n windows, with this one, have it."""
+def _smoothed(found: Findings, smooth: str, recent: deque[str | None]) -> tuple[Findings, bool]:
+    """Report an anomaly or a class only if k of the last n windows, with this one, have it.
+
+    Also returns whether nothing is reported only because there were not yet n windows.
+    """
     needed, length = map(int, smooth.split("/"))
     if isinstance(found, Anomaly):
         recent.append("anomalous" if found.anomalous else None)
     elif isinstance(found, Classes):
         recent.append(found.labels[0] if found.labels else None)
     else:
-        return found
+        return found, False
     while len(recent) > length:
         recent.popleft()
+    most = max((recent.count(each) for each in {*recent} - {None}), default=0)
+    undecided = most < needed <= most + length - len(recent)
     if isinstance(found, Anomaly):
-        return replace(found, held=found.anomalous and recent.count("anomalous") < needed)
+        return replace(found, held=found.anomalous and most < needed), undecided
     kept = [
         (label, score)
         for label, score in zip(found.labels, found.scores, strict=True)
         if recent.count(label) >= needed
     ]
-    return Classes(tuple(label for label, _ in kept), tuple(score for _, score in kept))
+    labels, scores = tuple(label for label, _ in kept), tuple(score for _, score in kept)
+    return Classes(labels, scores), undecided
