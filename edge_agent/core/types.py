@@ -93,8 +93,7 @@ class Sample:
     file: str | None = None
     picture: bool = True
     early: object | None = None
-    """Input prepared ahead by a model, an `inference.model.PreparedSample`; ignored if it cannot be
-    used."""
+    """Input prepared ahead, an `inference.model.PreparedSample`; ignored if it cannot be used."""
     began_ns: int | None = None
     """For a window of a live signal: the wall clock of its first sample."""
     follows: bool = True

@@ -54,6 +54,7 @@ class WallClock:
         self._goes_on = ended is not None and abs(booted - ended) < SAVED_SECONDS
         """Whether the clock seems to go on from when the machine was switched off."""
         self._looked = float("-inf")
+        self._behind = self._now() < self._floor
 
     def credible(self, time_ns: int | None = None) -> bool:
         """Whether a time shown by this clock may be right.
@@ -71,6 +72,11 @@ class WallClock:
             if self._is_set():
                 self._floor = min(self._floor, self._now())
         return read >= self._floor
+
+    def is_behind(self) -> bool:
+        """Whether it was behind the last run at the start of this one, and was not set since."""
+        self._behind = self._behind and not self._is_set()
+        return self._behind
 
     def may_be_behind(self) -> bool:
         """Whether it may go on from when the machine was switched off: what expires may have."""

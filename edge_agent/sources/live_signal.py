@@ -11,6 +11,7 @@ import numpy as np
 from ..core.errors import SampleError, SilentError, SourceError
 from ..core.names import ALONE, names_of
 from ..core.types import Reading
+from ..device.wall_clock import may_be_behind
 from .continuity import Continuity, Counts, Rows
 from .shared import Shared, Tap, Wanted
 from .shared import share as share_source
@@ -57,9 +58,15 @@ class Device(Protocol):
 class Signal:
     """The readings of a device, checked for continuity."""
 
-    def __init__(self, spec: SourceSpec, device: Device, counts: Counts | None) -> None:
+    def __init__(
+        self,
+        spec: SourceSpec,
+        device: Device,
+        counts: Counts | None,
+        clock_may_be_behind: Callable[[], bool] = may_be_behind,
+    ) -> None:
         """Read an opened device; *counts* continue."""
-        self.continuity = Continuity(spec.options["gap_s"], counts)
+        self.continuity = Continuity(spec.options["gap_s"], counts, clock_may_be_behind)
         self.unread: dict[str, str] = {}
         """Values that the latest messages say are not known, each with the words of the last."""
         self._unread: dict[str, int] = {}
@@ -203,7 +210,7 @@ def share(
     def open_signal(shared: Shared) -> Signal:
         before = shared.kept.producer
         counts = before.continuity.counts if isinstance(before, Signal) else None
-        return Signal(spec, open_device(), counts)
+        return Signal(spec, open_device(), counts, context.clock_may_be_behind)
 
     def make(shared: Shared) -> LiveSignal:
         return LiveSignal(shared, context, spec, reopened=reopened)

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from ..core.errors import SampleError, SourceError
 from ..core.frozen import record
 from ..core.types import Reading
+from ..device.wall_clock import may_be_behind
 from .opencv import HEAD_BYTES, refusal
 from .spec import SourceSpec
 
@@ -63,6 +64,8 @@ class SourceContext:
     """Called often while the reading thread is not inside a driver."""
     alone: str = ""
     """The pipeline that does not share the source; empty: it is shared."""
+    clock_may_be_behind: Callable[[], bool] = may_be_behind
+    """Returns whether this device's clock is no measure of a sender's that is ahead of it."""
     topics: Topics | None = None
     """Delivers the messages of others; None: not available."""
     shared: dict[str, Any] = field(default_factory=dict)

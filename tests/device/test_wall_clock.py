@@ -75,6 +75,22 @@ def test_the_system_is_believed_when_it_says_that_the_clock_is_set(tmp_path: Pat
     assert not wall.credible(BUILT), "read before the clock was set"
 
 
+def test_a_clock_that_began_behind_the_last_run_is_behind_until_it_is_set(tmp_path: Path) -> None:
+    """Two hours behind it passes the end of that run after two hours, and is no better then."""
+    hands = Hands(BUILT + HOUR)
+    assert not hands.over(tmp_path).is_behind()
+    (tmp_path / FILE).touch()
+    ended = BUILT + 3 * HOUR
+    os.utime(tmp_path / FILE, ns=(ended, ended))
+    wall = hands.over(tmp_path)
+    assert wall.is_behind()
+    hands.now = ended + HOUR
+    assert wall.credible()
+    assert wall.is_behind()
+    hands.set = True
+    assert not wall.is_behind()
+
+
 def test_a_clock_that_goes_on_from_the_last_shutdown_decides_nothing_of_what_expires(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -153,6 +169,29 @@ def test_a_clock_beyond_2262_is_named(
         assert said.returncode == 1
         assert said.stderr.count("\n") == 1
         assert "beyond the year 2262" in said.stderr
+
+
+def test_a_box_without_a_clock_takes_the_times_of_its_sensors(
+    broker: Mosquitto,
+    listen: Listeners,
+    agent: Agents,
+    tmp_path: Path,
+    set_clock: tuple[dict[str, str], Callable[[str], None]],
+) -> None:
+    """Two hours behind, and no network to set it by: each was "in the future", and none alarmed."""
+    environ, put = set_clock
+    put("-7200")
+    state = tmp_path / "agent" / "state"
+    state.mkdir(parents=True)
+    (state / FILE).touch()
+    pipeline = {"name": "p", "source": "mqtt:s/door?field=v&time=ts", "model": "readings"}
+    listener = listen(broker.port)
+    agent(agent_settings("box", broker.url, [pipeline]), environ=environ)
+
+    listener.wait_state("edge/box/source/p", state="running")
+    listener.publish("s/door", json.dumps({"v": 1.0, "ts": datetime.now(UTC).timestamp()}))
+    listener.wait_for(lambda _: listener.on("edge/box/result/p"), "a result")
+    assert listener.on("edge/box/result/p")[0]["values"] == {"v": 1.0}
 
 
 def test_a_clock_that_is_set_while_the_agent_runs(
