@@ -74,9 +74,12 @@ class WallClock:
         return read >= self._floor
 
     def is_behind(self) -> bool:
-        """Whether it was behind the last run at the start of this one, and was not set since."""
+        """Whether it was behind the last run at the start of this one, and was not set since.
+
+        Or may be: the machine has just booted.
+        """
         self._behind = self._behind and not self._is_set()
-        return self._behind
+        return self._behind or may_be_behind(self._is_set)
 
     def may_be_behind(self) -> bool:
         """Whether it may go on from when the machine was switched off: what expires may have."""

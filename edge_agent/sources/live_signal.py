@@ -210,7 +210,7 @@ def share(
     def open_signal(shared: Shared) -> Signal:
         before = shared.kept.producer
         counts = before.continuity.counts if isinstance(before, Signal) else None
-        return Signal(spec, open_device(), counts, context.clock_may_be_behind)
+        return Signal(spec, open_device(), counts, context.clock_behind)
 
     def make(shared: Shared) -> LiveSignal:
         return LiveSignal(shared, context, spec, reopened=reopened)

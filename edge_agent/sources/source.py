@@ -64,7 +64,7 @@ class SourceContext:
     """Called often while the reading thread is not inside a driver."""
     alone: str = ""
     """The pipeline that does not share the source; empty: it is shared."""
-    clock_may_be_behind: Callable[[], bool] = may_be_behind
+    clock_behind: Callable[[], bool] = may_be_behind
     """Returns whether this device's clock is no measure of a sender's that is ahead of it."""
     topics: Topics | None = None
     """Delivers the messages of others; None: not available."""

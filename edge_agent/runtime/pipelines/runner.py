@@ -24,7 +24,7 @@ from ...core.logs import ANSWER
 from ...core.threads import ShutdownQueue, ThreadGroup
 from ...core.timeline import Timeline
 from ...core.types import Kind
-from ...device.wall_clock import WallClock, may_be_behind
+from ...device.wall_clock import WallClock
 from ...inference.model import Model
 from ...mqtt import payloads
 from ...mqtt.client import Client
@@ -100,11 +100,7 @@ class Runner:  # noqa: PLR0904 - what commands, reload and health ask of pipelin
             board,
             client,
             Sinks(MqttSink(client, identity), *sinks),
-            SourceContext(
-                decode=settings.decode,
-                topics=client.feeds,
-                clock_may_be_behind=lambda: wall.is_behind() or may_be_behind(),
-            ),
+            SourceContext(decode=settings.decode, topics=client.feeds, clock_behind=wall.is_behind),
             self.active.load,
             partial(stages, self) if stages else lambda *_, **__: None,
             self.learned,
