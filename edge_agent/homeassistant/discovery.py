@@ -210,9 +210,14 @@ def _rule(topic: str, name: str, *, lasts: bool) -> Component:
     mine = f"value_json.rule == {_text(name)}"
     more: Component = {}
     if lasts:
-        # What has waited out a broken connection comes after what is newer.
+        # What has waited out a broken connection comes after what is newer. The clock may have been
+        # behind since: the end of what is shown is always news, another begin then never is.
         newer = "value_json.time >= this.attributes.get('time', '')"
-        mine = f"({mine} and (value_json.replayed is not defined or {newer}))"
+        same = "(value_json.event == this.attributes.get('event'))"
+        over = "(this.attributes.get('state', 'end') == 'end')"
+        end, other = f"({same} or {newer})", f"({newer} and {same} != {over})"
+        news = f"({end} if value_json.state == 'end' else {other})"
+        mine = f"({mine} and (value_json.replayed is not defined or {news}))"
         now = "'OFF' if value_json.state == 'end' else 'ON'"
         on = f"{{{{ ({now}) if {mine} else '' }}}}"
     else:
