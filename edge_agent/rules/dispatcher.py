@@ -21,6 +21,7 @@ from ..config.rules import Action
 from ..config.settings import Settings
 from ..core.errors import RequestError, SampleError
 from ..core.plain_record import DoubtError, read_plain
+from ..core.text import counted
 from ..core.threads import Waiting
 from ..mqtt.client import Client
 from ..mqtt.topics import Topics
@@ -296,8 +297,8 @@ class EventDispatcher:
                 told = [{topic_of(action, other) for other in again} for action in do]
                 free = [a for a, on in zip(do, told, strict=True) if topic_of(a, each) not in on]
                 self._act(tuple(free), each)
-        words = "%d events left by the last run are published again or ended"
-        log.info(words, len(left) + len(ended))
+        what = counted(len(left) + len(ended), "event")
+        log.info("%s left by the last run: published again, or ended", what)
 
     def _publish(self, events: list[Queued], keep_mb: int) -> None:
         for each in events:
