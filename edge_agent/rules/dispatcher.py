@@ -157,6 +157,7 @@ class EventDispatcher:
             sinks,
             name_event=self.name_event,
             emit=lambda events: self.submit(*events),
+            keep_totals=self._keep_totals,
             holds=holds,
             waiting=waiting,
             combined=CombinedRules(settings, self.name_event, holds),
@@ -202,12 +203,7 @@ class EventDispatcher:
         """
         events += tuple(self.engines.completed(events))
         made = [(payload(each, *self._origin, clock=self._is_dated(each)), each) for each in events]
-        crossed = {each.pipeline for each in events if each.when == "cross"}
-        totals = {
-            name: self._totals.of(name).content()
-            for name in crossed
-            if self._totals.unread is None  # else the next start would take them for newer ones
-        }
+        totals = self._totals.crossed({each.pipeline for each in events})
         due = {each.id: at_end for each in events if (at_end := _due(each))}
         entries = self._journal.add([(said, each.qos) for said, each in made], totals, due)
         now = time.monotonic()
@@ -228,6 +224,9 @@ class EventDispatcher:
             return False
         self._journal.add([], {pipeline: self._totals.of(pipeline).content()})
         return True
+
+    def _keep_totals(self, pipeline: str) -> None:
+        self._journal.add([], self._totals.crossed({pipeline}))
 
     def unsaved(self) -> list[str]:
         """Return why the latest events and totals may not be on the disk; empty: they are."""

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from ..config.rules import Action, CombinedRule
 from ..config.settings import Pipeline, Settings
@@ -36,7 +37,9 @@ class RuleEngines:
     name_event: Callable[[], str]
     """Returns a new event name."""
     emit: Callable[[Sequence[Event]], None]
-    """Accepts simultaneous events and stores them."""
+    """Accepts simultaneous events and stores them, with the totals of the pipelines' lines."""
+    keep_totals: Callable[[str], object]
+    """Stores the totals of the lines of a pipeline."""
     holds: Holds = always
     waiting: Waiting = nullcontext
     combined: CombinedRules | None = None
@@ -58,12 +61,14 @@ class RuleEngines:
 
     def open(self, settings: Pipeline, *, apart: float | None) -> RuleEngine:
         """Create the engine of a pipeline, replacing the present one."""
+        totals = self.totals.of(settings.name)
+        totals.keep = partial(self.keep_totals, settings.name)
         engine = RuleEngine(
             settings,
             apart=apart,
             name_event=self.name_event,
             emit=self.emit,
-            totals=self.totals.of(settings.name),
+            totals=totals,
             holds=self.holds,
             waiting=self.waiting,
             first_track=self._next_tracks.get(settings.name, 1),

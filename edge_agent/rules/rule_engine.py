@@ -50,7 +50,7 @@ class RuleEngine:
 
         *apart*: seconds between captures that are all inferred at any speed, so that the time
         follows from their numbers; None: from the clock. *emit* accepts simultaneous events and
-        stores them.
+        stores them, with the totals of lines.
         """
         self._apart = apart
         self._totals = totals
@@ -91,7 +91,7 @@ class RuleEngine:
             self._conditions = Conditions(
                 settings, objects.occupancy, log, self._conditions, latest
             )
-            log.flush()
+            self._flush()
 
     def process(self, sample: Sample, outcome: Outcome, weak: Detections | None) -> Outcome:
         """Add tracks and zones to a result, and check the rules.
@@ -127,8 +127,13 @@ class RuleEngine:
             if sample.since - self._updated >= UPDATE_SECONDS:
                 self._updated = sample.since
                 self._stays.update()
-            self._log.flush()
+            self._flush()
             return outcome
+
+    def _flush(self) -> None:
+        self._log.flush()
+        if self._totals.crossed:  # a line without a rule, or before its rule
+            self._totals.keep()
 
     def _keep(self, outcome: Outcome) -> None:
         found = outcome.findings
@@ -164,7 +169,7 @@ class RuleEngine:
             self._log.go_on(sample)
             self._stays.advance()
             self._conditions.advance()
-            self._log.flush()
+            self._flush()
 
     def tick(self, now: float, time_ns: int, *, silent: bool = False) -> None:
         """End the events of rules whose hours or mode are over, though no result comes.
@@ -184,7 +189,7 @@ class RuleEngine:
                 log.let_pass(now)
             for part in (self._stays, self._conditions):
                 part.end_over(lambda rule: not (log.holds(rule) or self._holds(rule, time_ns)))
-            log.flush()
+            self._flush()
             log.now, log.arrived, log.time_ns = latest
 
     # Called by others
@@ -239,7 +244,7 @@ class RuleEngine:
             self._conditions.finish(why)
             # They get new tracks, which begin where these were last seen.
             self._crossings.end(self._objects.tracker.alive)
-            self._log.flush()
+            self._flush()
             self._objects.reset()
             self._log.seq = -1
             self._latest.clear()

@@ -22,6 +22,10 @@ class LineTotals:
     def __init__(self, kept: Mapping[str, Any] | None) -> None:
         """Continue from the result of `content` in this or an earlier run; None: from zero."""
         self.changed = kept is None
+        self.crossed = False
+        """Whether something was counted that is not in the journal yet."""
+        self.keep: Callable[[], object] = lambda: None
+        """Stores there what was counted without an event."""
         self._lock = threading.Lock()
         self.credible: Callable[[int], bool] = lambda _time_ns: True
         """Whether a time of this device's clock, nanoseconds since 1970, may be right."""
@@ -61,7 +65,7 @@ class LineTotals:
         with self._lock:
             counted = self._lines.setdefault(line, {"in": {}, "out": {}})[way]
             counted[label] = counted.get(label, 0) + 1
-            self.changed = True
+            self.changed = self.crossed = True
 
     def reset(self) -> None:
         """Start again from zero."""
@@ -143,6 +147,16 @@ class TotalsFile:
         totals = self._totals.setdefault(pipeline, LineTotals(None))
         totals.credible = self._credible
         return totals
+
+    def crossed(self, pipelines: Iterable[str]) -> dict[str, dict[str, Any]]:
+        """Return the content of these pipelines' totals that have counted since the last call."""
+        found = {}
+        for name, totals in [(each, self._totals.get(each)) for each in pipelines]:
+            if totals is not None and totals.crossed:
+                totals.crossed = False
+                if self.unread is None:  # else the next start would take them for newer ones
+                    found[name] = totals.content()
+        return found
 
     def save(self) -> set[str]:
         """Write changes, durably; return the pipelines whose totals have changed."""

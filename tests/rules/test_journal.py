@@ -18,7 +18,13 @@ from edge_agent.rules.event import Event
 from edge_agent.rules.evidence import Evidence
 from edge_agent.rules.journal import Journal
 from tests.helpers.mqtt_client import make_client
-from tests.helpers.rule_engines import dispatcher_without_broker, make_dispatcher
+from tests.helpers.rule_engines import (
+    Stage,
+    box,
+    dispatcher_without_broker,
+    make_dispatcher,
+    pipeline_of,
+)
 from tests.helpers.stranger import STRANGER
 from tests.helpers.support import PATIENCE, Listener, Mosquitto, free_port, wait_until
 
@@ -278,6 +284,27 @@ def test_totals_that_were_reset_stay_so_over_a_kill(tmp_path: Path) -> None:
     assert dispatcher.unsaved() == []
     again = dispatcher_without_broker(tmp_path, pipelines=(settings,))
     assert again.engines.totals.of("p").of(["gate"])["lines"] == {"gate": {"in": {}, "out": {}}}
+
+
+@pytest.mark.parametrize("rules", [[], [{"name": "r", "when": "cross", "line": "gate"}]])
+@pytest.mark.parametrize("frames", ["1/1", "2/3"])
+def test_a_kill_loses_no_crossing(tmp_path: Path, rules: list[dict[str, Any]], frames: str) -> None:
+    """Of a line without a rule, or of one whose rule tells earlier, those of the last second went.
+
+    Whatever was counted when a result is handed on, the next run counts on from.
+    """
+    lines = {"gate": [(0.0, 0.5), (1.0, 0.5)]}
+    settings = pipeline_of(None, lines, [{**each, "frames": frames} for each in rules])
+    dispatcher = dispatcher_without_broker(tmp_path, pipelines=(settings,))
+    stage = Stage()
+    stage.engine = dispatcher.engines.open(settings, apart=None)
+    totals = dispatcher.engines.totals.of(settings.name)
+    for height in (*range(30, 75, 3), *range(72, 27, -3)):
+        stage.show(box(50, height))
+        again = dispatcher_without_broker(tmp_path, pipelines=(settings,))
+        kept = again.engines.totals.of(settings.name)
+        assert kept.of(["gate"])["lines"] == totals.of(["gate"])["lines"]
+    assert totals.of(["gate"])["lines"]["gate"] == {"in": {"a": 1}, "out": {"a": 1}}
 
 
 def test_what_is_not_durable_at_once_is_in_health(tmp_path: Path) -> None:

@@ -118,7 +118,11 @@ def test_counts_of_a_pipeline_that_goes_while_they_are_written_are_not_published
             counted.append(pipeline)
 
     engines = RuleEngines(
-        totals, Sinks(Heard()), name_event=lambda: "e-1", emit=lambda _event: None
+        totals,
+        Sinks(Heard()),
+        name_event=lambda: "e-1",
+        emit=lambda _event: None,
+        keep_totals=lambda _name: None,
     )
     gate = Line(name="gate", points=((0.0, 0.0), (1.0, 1.0)))
     settings = Pipeline(name="p", source="dir:.", model="m", lines=(gate,))
@@ -140,6 +144,7 @@ def test_other_settings_begin_no_track_numbers_anew(tmp_path: Path) -> None:
         Sinks(),
         name_event=lambda: "e-1",
         emit=lambda _event: None,
+        keep_totals=lambda _name: None,
     )
     settings = Pipeline(name="p", source="dir:.", model="m", track=True)
     seen = []
