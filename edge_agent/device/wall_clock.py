@@ -27,6 +27,8 @@ BOOT_SECONDS = 600.0
 when the machine was switched off. The monotonic clock begins at boot."""
 SAVED_SECONDS = 7200
 """That time is saved then, and every hour (fake-hwclock)."""
+MINUTE_NS = 60 * 10**9
+"""A clock that is less behind the last run was set a little meanwhile."""
 _EVERY = 1.0
 """Seconds between checks whether the clock has been set."""
 _UNSYNCHRONIZED = 0x40
@@ -54,7 +56,7 @@ class WallClock:
         self._goes_on = ended is not None and abs(booted - ended) < SAVED_SECONDS
         """Whether the clock seems to go on from when the machine was switched off."""
         self._looked = float("-inf")
-        self._behind = self._now() < self._floor
+        self._behind = self._now() < self._floor - MINUTE_NS
 
     def credible(self, time_ns: int | None = None) -> bool:
         """Whether a time shown by this clock may be right.
