@@ -478,6 +478,20 @@ def test_a_smoothed_alarm_goes_on_until_windows_decide(between: str) -> None:
     assert stage.told() == [("r", "begin"), ("r", "end")]
 
 
+def test_a_smoothed_alarm_ends_though_gaps_come_often() -> None:
+    """Two windows at a time are never three of five, nor too few for it; the last five tell."""
+    stage, decisions = Stage(rules=[rule("anomaly", frames="1/1")]), Decisions("p", None)
+    spec = OutputSpec(decoder="score", threshold=5.0, smooth="3/5")
+    told = []
+    for number, score in enumerate([9] * 8 + [1] * 4):
+        made = Outcome("m@1", "none", Anomaly(score, 5.0), Timing(0.0, 0.0, 0.0))
+        follows = number < 4 or number % 2 == 1
+        made = decisions.decide(made, spec, follows=follows, override=None)
+        stage.give(made.findings, undecided=made.undecided)
+        told.append(stage.told()[-1:])
+    assert told == [[]] * 2 + [[("r", "begin")]] * 8 + [[("r", "end")]] * 2
+
+
 def test_a_smoothed_class_goes_on_over_a_gap() -> None:
     """Until the windows since then have it, another one, or none."""
     named = rule("class", labels=("siren",), above=0.5, frames="1/1")

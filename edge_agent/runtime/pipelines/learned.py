@@ -252,7 +252,9 @@ class Decisions:
         self._arms = arms
         self._turn = 0
         self._recent: deque[str | None] = deque()
-        """What the last windows had, whichever version found it."""
+        """What the last windows had since a gap, whichever version found it."""
+        self._last: deque[str | None] = deque()
+        """The same, gaps or not."""
 
     def look_at(self, view: str) -> None:
         """Judge another part of the pictures, of which a threshold is learned anew."""
@@ -285,8 +287,9 @@ class Decisions:
             if isinstance(found, Anomaly) and found.threshold is None:
                 if self._arms == 1:  # else windows of others come between
                     self._recent.clear()
+                    self._last.clear()
             else:
-                found, undecided = _smoothed(found, spec.smooth, self._recent)
+                found, undecided = _smoothed(found, spec.smooth, self._recent, self._last)
         return replace(outcome, findings=found, undecided=undecided)
 
     def judge(self, found: Anomaly, spec: OutputSpec, model: str, content: str) -> Anomaly:
@@ -366,22 +369,28 @@ def quantile(scores: list[float], rule: str) -> float:
     return sorted(scores)[max(0, ceil(share * len(scores)) - 1)]
 
 
-def _smoothed(found: Findings, smooth: str, recent: deque[str | None]) -> tuple[Findings, bool]:
+def _smoothed(
+    found: Findings, smooth: str, recent: deque[str | None], last: deque[str | None]
+) -> tuple[Findings, bool]:
     """Report an anomaly or a class only if k of the last n windows, with this one, have it.
 
-    Also returns whether nothing is reported only because there were not yet n windows.
+    *recent*: those since a gap; *last*: gaps or not. Also returns whether nothing is reported only
+    because there were not yet n since a gap; where gaps come often, the *last* n decide.
     """
     needed, length = map(int, smooth.split("/"))
     if isinstance(found, Anomaly):
-        recent.append("anomalous" if found.anomalous else None)
+        had = "anomalous" if found.anomalous else None
     elif isinstance(found, Classes):
-        recent.append(found.labels[0] if found.labels else None)
+        had = found.labels[0] if found.labels else None
     else:
         return found, False
-    while len(recent) > length:
-        recent.popleft()
-    most = max((recent.count(each) for each in {*recent} - {None}), default=0)
+    for each in (recent, last):
+        each.append(had)
+        while len(each) > length:
+            each.popleft()
+    most = _most(recent)
     undecided = most < needed <= most + length - len(recent)
+    undecided = undecided and needed <= _most(last) + length - len(last)
     if isinstance(found, Anomaly):
         return replace(found, held=found.anomalous and most < needed), undecided
     kept = [
@@ -391,3 +400,8 @@ def _smoothed(found: Findings, smooth: str, recent: deque[str | None]) -> tuple[
     ]
     labels, scores = tuple(label for label, _ in kept), tuple(score for _, score in kept)
     return Classes(labels, scores), undecided
+
+
+def _most(windows: deque[str | None]) -> int:
+    """Return how many of these windows had what most of them had."""
+    return max((windows.count(each) for each in {*windows} - {None}), default=0)
