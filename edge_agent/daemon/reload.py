@@ -55,8 +55,8 @@ class SettingsReload:
 
     def problems(self) -> list[str]:
         """Return a warning, with the reason, if the settings in effect differ from the file's."""
-        overrides = self.runner.overrides
-        known = [*overrides.ignored, *([] if overrides.lost is None else [overrides.lost])]
+        overrides, mode = self.runner.overrides, self.runner.common.mode
+        known = [*overrides.ignored, *filter(None, (overrides.lost, mode.lost))]
         if self._refused is None or self.plan_writer.is_put_back():
             return known
         return [

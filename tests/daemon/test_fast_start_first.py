@@ -191,11 +191,13 @@ def test_changes_that_are_lost_are_in_health(plan: bool, own: Box) -> None:
     if plan:
         own.ready()
     own.state.mkdir(parents=True, exist_ok=True)
-    (own.state / "overrides.json").write_text("garbage")
+    for name in ("overrides.json", "mode.json"):
+        (own.state / name).write_text("garbage")
     with own.start() as start:
         why = start.wait("health", state="degraded")["why"]
         assert start.from_plan() if plan else start.drafted()
-    assert any("changes made by `set` and `configure` are forgotten" in each for each in why)
+    for what in ("changes made by `set` and `configure`", "modes of this device"):
+        assert any(f"{what} are forgotten" in each for each in why)
     assert (own.state / "overrides.json.damaged").read_text() == "garbage"
 
 

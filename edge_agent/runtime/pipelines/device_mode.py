@@ -39,6 +39,12 @@ class DeviceMode:
             known = self._known = (found,)
         return known[0]
 
+    @property
+    def lost(self) -> str | None:
+        """What was lost with a damaged file, until a mode is set."""
+        lost = None if self._file is None or self._was_set else self._file.lost
+        return lost and f"{lost}; rules with `modes` wait for one to be set"
+
     def is_used(self, settings: Settings) -> bool:
         """Whether a mode is set or was, or a rule lists one."""
         return self._was_set or self.current is not None or bool(modes_of(settings))
