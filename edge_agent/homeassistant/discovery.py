@@ -214,7 +214,8 @@ def _rule(topic: str, name: str, *, lasts: bool) -> Component:
         # behind since: the end of what is shown is always news, another begin then never is.
         newer = "value_json.time >= this.attributes.get('time', '')"
         same = "(value_json.event == this.attributes.get('event'))"
-        over = "(this.attributes.get('state', 'end') == 'end')"
+        # Of an end alone; Home Assistant keeps no attribute `state`.
+        over = "('why' in this.attributes or 'event' not in this.attributes)"
         end, other = f"({same} or {newer})", f"({newer} and {same} != {over})"
         news = f"({end} if value_json.state == 'end' else {other})"
         mine = f"({mine} and (value_json.replayed is not defined or {news}))"
