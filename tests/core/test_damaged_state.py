@@ -322,7 +322,7 @@ def test_a_mode_that_cannot_be_kept_holds_and_is_said(
     damaged = DeviceMode(tmp_path)
     assert (damaged.lost, damaged.current) == (None, None)
     assert "rules with `modes` wait for one to be set" in str(damaged.lost)
-    damaged.set_bare("mode", b"day")
+    assert damaged.set_bare("mode", b"null")
     assert damaged.lost is None
     mode = DeviceMode(tmp_path / "gone")
     assert not mode.set_bare("mode", b"night")

@@ -64,7 +64,7 @@ class DeviceMode:
         mode = None if text == "null" else text
         if mode is not None and not is_name(mode):
             raise RequestError(f"mode: {shown(mode)} is not a name ({NAME_RULE})")
-        if mode == self.current and self._kept:
+        if mode == self.current and self._kept and self.lost is None:
             return True
         self._known, self._was_set = (mode,), True
         self._kept = self._file is not None and self._file.save(mode)
