@@ -28,7 +28,7 @@ IRREGULAR = 1.5
 """If a tenth of the intervals are this many times the median, the longest one is still usual: the
 device reports now and then."""
 LEARNED = 4
-"""Number of intervals needed to know the usual one; so many gaps in a row are intervals, too."""
+"""Number of intervals needed to know the usual one; so many gaps of 32 are intervals, too."""
 ARRIVAL_SECONDS = 0.5
 """Shortest gap, seconds, of readings without own times: a network may delay messages and then
 deliver them at once."""
@@ -113,8 +113,8 @@ class Continuity:
         self._gap_s = gap_s
         self._steps: deque[float] = deque(maxlen=32)
         """Seconds between arrivals, or between the sender's times."""
-        self._silences: list[float] = []
-        """Of the latest readings, if each came after a gap."""
+        self._lately: deque[float] = deque(maxlen=32)
+        """The same where they were a gap, else 0."""
         self._per_row: deque[float] = deque(maxlen=32)
         self._since: float | None = None
         self._last: int | None = None
@@ -352,18 +352,19 @@ class Continuity:
         silence = passed - (count - 1) * self._usual_row
         limit = self._limit(least)
         gap = limit is not None and silence > limit
+        self._lately.append(passed if gap else 0.0)
         if not gap:
-            self._silences.clear()
             self._steps.append(passed)
             self._per_row.append(passed / count)
             return False
-        # A sensor that began with a few quick messages, or now reports less often, would have one
-        # at each reading.
-        self._silences.append(passed)
-        if len(self._silences) == LEARNED:
-            self._steps.clear()
-            self._steps.extend(self._silences)
-            self._silences.clear()
+        # A sensor that began with a few quick messages, now reports less often, or gives some at
+        # once now and then, would have one at each reading or pause.
+        silences = [each for each in self._lately if each]
+        if len(silences) == LEARNED:
+            if all([*self._lately][-LEARNED:]):
+                self._steps.clear()
+            self._steps.extend(silences)
+            self._lately.clear()
         return True
 
 

@@ -111,7 +111,29 @@ def test_a_sensor_that_begins_with_quick_messages_has_no_gaps_later(timed: bool)
     assert not any(gaps[9:25]), "four longer ones in a row are usual"
     assert gaps[25], "hours of silence"
     assert not any(gaps[26:46])
-    assert not any(gaps[50:]), "of a longer interval that its owner has set"
+    assert not any(gaps[54:]), "of a longer interval that its owner has set"
+
+
+@pytest.mark.parametrize(
+    ("pauses", "most"),
+    [
+        ([1.0, 1.0, 30.0], 8),
+        ([1.0] * 4 + [60.0], 8),
+        ([600.0, 600.0, 600.0, 60.0], 4),
+        ([1.0] * 40 + [60.0], 0),
+    ],
+)
+def test_a_sensor_that_gives_some_readings_at_once_has_few_gaps(
+    pauses: list[float], most: int
+) -> None:
+    """There was one at each pause; where these are rare, there still is."""
+    continuity, now, gaps = Continuity(None), time.time(), []
+    for pause in [60.0] * 8 + pauses * 60 if pauses[0] > 60 else pauses * 60:
+        now += pause
+        reading = continuity.judge(rows_at(now, now, now % 100))
+        assert reading is not None
+        gaps.append(reading.gap)
+    assert sum(gaps) <= most if most else sum(gaps) == 60
 
 
 @pytest.mark.parametrize(("unit", "pause"), [(1.0, 0.2), (1.0, 0.05), (0.001, 0.0002)])
