@@ -131,18 +131,32 @@ class Renewal:
         self._broker = broker
         self._files: list[tuple[int, int, int]] | None = None
         self._ends: Mapping[str, Validity] = {}
+        self._changed = False
+        self._unfit: list[str] = []
         self._due = Latch()
 
     def problems(self) -> list[str]:
-        """Return a reason for each certificate that expires soon, or has."""
+        """Return a reason for each certificate that expires soon, or has, or cannot be used."""
         broker = self._broker()
         files = _files(broker)
         if files != self._files:
+            self._changed, self._unfit = self._files is not None, []
             self._files, self._ends = files, validities(broker)
-        said = expiring(self._ends, HEALTH_DAYS)
+        elif self._changed:  # they are replaced one after the other: not before all are
+            self._changed, self._unfit = False, _unfit(broker)
+        said = [*self._unfit, *expiring(self._ends, HEALTH_DAYS)]
         if self._due.begins(bool(said)):
             log.warning("%s", "; ".join(said))
         return said
+
+
+def _unfit(broker: Broker) -> list[str]:
+    """Return why the files, which have changed, cannot be used; empty: they can."""
+    try:
+        tls_context(broker)
+    except UsageError as problem:
+        return [f"{problem}; what was read before is used, until the next start, which would fail"]
+    return []
 
 
 def expiring(found: Mapping[str, Validity], days: int) -> list[str]:

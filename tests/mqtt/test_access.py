@@ -643,6 +643,12 @@ def test_a_certificate_is_to_be_renewed_before_it_locks_the_device_out(
     assert running.words().count(words) == 1
     renew(40)
     listener.wait_state(f"{D}/health", state="ok")
+    shutil.copy(issue(tmp_path / "issued", "other", tls.authority).key_file, files["key_file"])
+    (why,) = listener.wait_state(f"{D}/health", state="degraded")["why"]
+    assert "not a certificate and its key" in why
+    assert "what was read before is used, until the next start, which would fail" in why
+    renew(40)
+    listener.wait_state(f"{D}/health", state="ok")
     assert running.stop() == 0
 
 
