@@ -56,7 +56,9 @@ class WallClock:
         self._goes_on = ended is not None and abs(booted - ended) < SAVED_SECONDS
         """Whether the clock seems to go on from when the machine was switched off."""
         self._looked = float("-inf")
-        self._behind = self._now() < self._floor - MINUTE_NS
+        # Also of a run after another since the machine has booted, whose mark is as wrong.
+        latest = max(self._floor, int((ended or 0) * 1e9))
+        self._behind = self._now() < latest - MINUTE_NS
 
     def credible(self, time_ns: int | None = None) -> bool:
         """Whether a time shown by this clock may be right.

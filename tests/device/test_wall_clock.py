@@ -75,12 +75,13 @@ def test_the_system_is_believed_when_it_says_that_the_clock_is_set(tmp_path: Pat
     assert not wall.credible(BUILT), "read before the clock was set"
 
 
-def test_a_clock_that_began_behind_the_last_run_is_behind_until_it_is_set(tmp_path: Path) -> None:
+def test_a_clock_that_began_behind_the_last_run_is_behind_until_it_is_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Two hours behind it passes the end of that run after two hours, and is no better then."""
+    monkeypatch.setattr(wall_clock, "BOOT_SECONDS", 0.0)
     hands = Hands(BUILT + HOUR)
-    hands.set = True
     assert not hands.over(tmp_path).is_behind()
-    hands.set = False
     (tmp_path / FILE).touch()
     ended = BUILT + 3 * HOUR
     os.utime(tmp_path / FILE, ns=(ended, ended))
@@ -119,6 +120,11 @@ def test_a_clock_that_goes_on_from_the_last_shutdown_decides_nothing_of_what_exp
     assert not wall.may_be_behind()
     hands.set, hands.now = False, hands.now + 100 * HOUR
     assert not hands.over(tmp_path).may_be_behind(), "a clock of its own"
+    monkeypatch.setattr(wall_clock, "BOOT_SECONDS", 0.0)
+    for ahead, behind in ((-HOUR, True), (-HOUR // 120, False), (HOUR, False)):
+        hands.now = ended + ahead
+        os.utime(tmp_path / FILE, ns=(hands.now, hands.now))  # the run before in this boot
+        assert hands.over(tmp_path).is_behind() is behind
 
 
 # The agent
