@@ -112,6 +112,8 @@ def tls_context(broker: Broker) -> ssl.SSLContext | None:
         raise UsageError(
             f"broker.ca_file: {broker.ca_file}: holds no certificate in PEM form"
         ) from None
+    except OSError as problem:  # it has just been removed
+        raise UsageError(f"broker.ca_file: {broker.ca_file}: {problem.strerror}") from None
     try:
         if broker.cert_file is not None:
             context.load_cert_chain(broker.cert_file, broker.key_file, password=lambda: b"")
@@ -120,6 +122,9 @@ def tls_context(broker: Broker) -> ssl.SSLContext | None:
             f"broker.cert_file: {broker.cert_file} and {broker.key_file}: not a certificate and "
             "its key without a passphrase, in PEM form"
         ) from None
+    except OSError as problem:
+        words = f"broker.cert_file: {broker.cert_file} and {broker.key_file}: {problem.strerror}"
+        raise UsageError(words) from None
     return context
 
 
@@ -142,7 +147,9 @@ class Renewal:
         if files != self._files:
             self._changed, self._unfit = self._files is not None, []
             self._files, self._ends = files, validities(broker)
-        elif self._changed:  # they are replaced one after the other: not before all are
+        elif (
+            self._changed or self._unfit
+        ):  # they are replaced one after the other: not before all are
             self._changed, self._unfit = False, _unfit(broker)
         said = [*self._unfit, *expiring(self._ends, HEALTH_DAYS)]
         if self._due.begins(bool(said)):
