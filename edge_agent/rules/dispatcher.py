@@ -201,9 +201,9 @@ class EventDispatcher:
         `rule` and `when`. It is published on `event/<pipeline>` with its QoS, and its actions are
         carried out.
         """
+        totals = self._totals.crossed({each.pipeline for each in events})
         events += tuple(self.engines.completed(events))
         made = [(payload(each, *self._origin, clock=self._is_dated(each)), each) for each in events]
-        totals = self._totals.crossed({each.pipeline for each in events})
         due = {each.id: at_end for each in events if (at_end := _due(each))}
         entries = self._journal.add([(said, each.qos) for said, each in made], totals, due)
         now = time.monotonic()
