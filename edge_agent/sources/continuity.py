@@ -28,7 +28,9 @@ IRREGULAR = 1.5
 """If a tenth of the intervals are this many times the median, the longest one is still usual: the
 device reports now and then."""
 LEARNED = 4
-"""Number of intervals needed to know the usual one; so many gaps of 32 are intervals, too."""
+"""Number of intervals needed to know the usual one."""
+OFTEN = 5
+"""So many gaps in 32 single readings are intervals, too."""
 ARRIVAL_SECONDS = 0.5
 """Shortest gap, seconds, of readings without own times: a network may delay messages and then
 deliver them at once."""
@@ -219,7 +221,8 @@ class Continuity:
     def _by_arrival(self, rows: Rows) -> tuple[Array, NDArray[np.int64], bool]:
         count, gap = len(rows.data), False
         if self._since is not None:
-            gap = self._too_long(max(0.0, rows.since - self._since), count, ARRIVAL_SECONDS)
+            passed = max(0.0, rows.since - self._since)
+            gap = self._too_long(passed, count, ARRIVAL_SECONDS, alone=_is_alone(rows))
         per = 1.0 / rows.rate_hz if rows.rate_hz else self._usual_row
         step = int(per * 1e9)
         if not gap and self._since is not None and count > 1:
@@ -278,14 +281,16 @@ class Continuity:
                 room = (latest - self._last) // len(data)
                 times = latest - np.arange(len(data) - 1, -1, -1) * room
             # Nothing is made across rows that all have the time of the last one.
-            gap = self._too_long((latest - self._last) / 1e9, len(data), 0.0)
+            passed = (latest - self._last) / 1e9
+            gap = self._too_long(passed, len(data), 0.0, alone=_is_alone(rows))
             return data, times, gap or unplaced
         if times[0] <= self._last:
             new = times > self._last
             self.counts.late += int((~new).sum())
             data, times = data[new], times[new]
         # Each row has its own time: check them one by one, as if they had arrived alone.
-        return data, times, self._too_long((int(times[0]) - self._last) / 1e9, 1, 0.0)
+        passed = (int(times[0]) - self._last) / 1e9
+        return data, times, self._too_long(passed, 1, 0.0, alone=_is_alone(rows))
 
     def _within_unit(self, rows: Rows, said: int) -> NDArray[np.int64]:
         """Assign times to rows whose sender repeats a time because its clock is coarse.
@@ -347,12 +352,15 @@ class Continuity:
             return self._gap_s
         return max(USUAL * self._usual_step, least)
 
-    def _too_long(self, passed: float, count: int, least: float) -> bool:
-        """Whether *passed*, the seconds until the last of *count* new rows, includes a gap."""
+    def _too_long(self, passed: float, count: int, least: float, *, alone: bool) -> bool:
+        """Whether *passed*, the seconds until the last of *count* new rows, includes a gap.
+
+        *alone*: each comes in a message of its own; a stream in blocks has no other rhythm.
+        """
         silence = passed - (count - 1) * self._usual_row
         limit = self._limit(least)
         gap = limit is not None and silence > limit
-        self._lately.append(passed if gap else 0.0)
+        self._lately.append(passed if gap and alone else 0.0)
         if not gap:
             self._steps.append(passed)
             self._per_row.append(passed / count)
@@ -360,12 +368,16 @@ class Continuity:
         # A sensor that began with a few quick messages, now reports less often, or gives some at
         # once now and then, would have one at each reading or pause.
         silences = [each for each in self._lately if each]
-        if len(silences) == LEARNED:
+        if len(silences) == OFTEN:
             if all([*self._lately][-LEARNED:]):
                 self._steps.clear()
             self._steps.extend(silences)
             self._lately.clear()
         return True
+
+
+def _is_alone(rows: Rows) -> bool:
+    return len(rows.data) == 1 and rows.rate_hz is None
 
 
 def _hash(rows: Rows, times: NDArray[np.int64]) -> int:
