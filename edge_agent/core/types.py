@@ -486,8 +486,8 @@ class Outcome:
     """What each of those finds that have, and of those below them; empty: it is not known."""
     drift: Mapping[str, float] = field(default_factory=dict)
     """How far the previous results are from the usual ones: by channel, and `score`."""
-    undecided: bool = False
-    """Whether `smooth` has seen too few windows since a gap to tell."""
+    undecided: Collection[str] = ()
+    """What may still be as before, by `smooth`: too few windows since a gap tell."""
     camera: str = ""
 
     def tells(self, labels: Collection[str]) -> bool:

@@ -210,8 +210,9 @@ def _rule(topic: str, name: str, *, lasts: bool) -> Component:
     mine = f"value_json.rule == {_text(name)}"
     more: Component = {}
     if lasts:
-        # What has waited out a broken connection comes after what is newer. The clock may have been
-        # behind since: the end of what is shown is always news, another begin then never is.
+        # What has waited out a broken connection comes after what is newer. As the clock may have
+        # been behind since, the end of the event that is shown always counts, and until then no
+        # begin of another.
         newer = "value_json.time >= this.attributes.get('time', '')"
         same = "(value_json.event == this.attributes.get('event'))"
         # Of an end alone; Home Assistant keeps no attribute `state`.

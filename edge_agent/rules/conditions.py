@@ -88,9 +88,10 @@ def _is_unknown(rule: Rule, outcome: Outcome, value: float | None) -> bool:
     found = outcome.findings
     if isinstance(found, Anomaly):
         judged = rule.when == "anomaly" and rule.above is None and rule.below is None
-        return judged and (found.threshold is None or outcome.undecided)
+        return judged and (found.threshold is None or bool(outcome.undecided))
     if isinstance(found, Classes):
-        return rule.when == "class" and outcome.undecided
+        may_be = (each for each in outcome.undecided if not rule.labels or each in rule.labels)
+        return rule.when == "class" and not value and any(may_be)
     return isinstance(found, Values) and value is None and rule.value in found.unknown
 
 

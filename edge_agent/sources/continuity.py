@@ -222,7 +222,7 @@ class Continuity:
         count, gap = len(rows.data), False
         if self._since is not None:
             passed = max(0.0, rows.since - self._since)
-            gap = self._too_long(passed, count, ARRIVAL_SECONDS, alone=_is_alone(rows))
+            gap = self._too_long(passed, count, ARRIVAL_SECONDS, rows)
         per = 1.0 / rows.rate_hz if rows.rate_hz else self._usual_row
         step = int(per * 1e9)
         if not gap and self._since is not None and count > 1:
@@ -281,16 +281,14 @@ class Continuity:
                 room = (latest - self._last) // len(data)
                 times = latest - np.arange(len(data) - 1, -1, -1) * room
             # Nothing is made across rows that all have the time of the last one.
-            passed = (latest - self._last) / 1e9
-            gap = self._too_long(passed, len(data), 0.0, alone=_is_alone(rows))
+            gap = self._too_long((latest - self._last) / 1e9, len(data), 0.0, rows)
             return data, times, gap or unplaced
         if times[0] <= self._last:
             new = times > self._last
             self.counts.late += int((~new).sum())
             data, times = data[new], times[new]
         # Each row has its own time: check them one by one, as if they had arrived alone.
-        passed = (int(times[0]) - self._last) / 1e9
-        return data, times, self._too_long(passed, 1, 0.0, alone=_is_alone(rows))
+        return data, times, self._too_long((int(times[0]) - self._last) / 1e9, 1, 0.0, rows)
 
     def _within_unit(self, rows: Rows, said: int) -> NDArray[np.int64]:
         """Assign times to rows whose sender repeats a time because its clock is coarse.
@@ -352,14 +350,13 @@ class Continuity:
             return self._gap_s
         return max(USUAL * self._usual_step, least)
 
-    def _too_long(self, passed: float, count: int, least: float, *, alone: bool) -> bool:
-        """Whether *passed*, the seconds until the last of *count* new rows, includes a gap.
-
-        *alone*: each comes in a message of its own; a stream in blocks has no other rhythm.
-        """
+    def _too_long(self, passed: float, count: int, least: float, rows: Rows) -> bool:
+        """Whether *passed*, the seconds until the last of *count* new ones of *rows*, has a gap."""
         silence = passed - (count - 1) * self._usual_row
         limit = self._limit(least)
         gap = limit is not None and silence > limit
+        # A stream in blocks has no other intervals than its usual ones.
+        alone = len(rows.data) == 1 and rows.rate_hz is None
         self._lately.append(passed if gap and alone else 0.0)
         if not gap:
             self._steps.append(passed)
@@ -374,10 +371,6 @@ class Continuity:
             self._steps.extend(silences)
             self._lately.clear()
         return True
-
-
-def _is_alone(rows: Rows) -> bool:
-    return len(rows.data) == 1 and rows.rate_hz is None
 
 
 def _hash(rows: Rows, times: NDArray[np.int64]) -> int:

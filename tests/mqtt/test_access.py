@@ -647,6 +647,9 @@ def test_a_certificate_is_to_be_renewed_before_it_locks_the_device_out(
     (why,) = listener.wait_state(f"{D}/health", state="degraded")["why"]
     assert "not a certificate and its key" in why
     assert "what was read before is used, until the next start, which would fail" in why
+    files["key_file"].unlink()
+    wait = listener.wait_for
+    wait(lambda _: "No such file" in str(listener.last(f"{D}/health")), "what is missing")
     renew(40)
     listener.wait_state(f"{D}/health", state="ok")
     assert running.stop() == 0

@@ -510,6 +510,13 @@ def test_a_smoothed_class_goes_on_over_a_gap() -> None:
     assert stage.told() == [("r", "begin")]
     give("horn")
     assert stage.told() == [("r", "begin"), ("r", "end")]
+    for _ in range(3):
+        give("siren")
+    assert stage.told()[2:] == [("r", "begin")]
+    give("horn", follows=False)
+    assert stage.told()[2:] == [("r", "begin")]
+    give("horn", follows=False)
+    assert stage.told()[2:] == [("r", "begin"), ("r", "end")], "two of the last three, gaps or not"
 
 
 def test_what_had_not_begun_before_a_version_learned_begins_anew(

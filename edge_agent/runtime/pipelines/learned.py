@@ -10,7 +10,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from math import ceil, isfinite
 from pathlib import Path
@@ -208,6 +208,8 @@ def _numbers(content: Any) -> list[float]:
 
 log = logging.getLogger(__name__)
 
+_ANOMALOUS = "anomalous"
+
 
 @dataclass(slots=True)
 class _Memory:
@@ -251,10 +253,7 @@ class Decisions:
         """Of each version and its content; those of a split take turns."""
         self._arms = arms
         self._turn = 0
-        self._recent: deque[str | None] = deque()
-        """What the last windows had since a gap, whichever version found it."""
-        self._last: deque[str | None] = deque()
-        """The same, gaps or not."""
+        self._smoothing = _Smoothing()
 
     def look_at(self, view: str) -> None:
         """Judge another part of the pictures, of which a threshold is learned anew."""
@@ -278,18 +277,18 @@ class Decisions:
         if spec.smooth is None and not isinstance(spec.threshold, str):
             return outcome
         if not follows:
-            self._recent.clear()
+            self._smoothing.recent.clear()
         found: Findings = outcome.findings
         if isinstance(found, Anomaly) and isinstance(spec.threshold, str) and override is None:
             found = self.judge(found, spec, outcome.model, content)
-        undecided = False
+        undecided: Collection[str] = ()
         if spec.smooth is not None:
             if isinstance(found, Anomaly) and found.threshold is None:
                 if self._arms == 1:  # else windows of others come between
-                    self._recent.clear()
-                    self._last.clear()
+                    self._smoothing.recent.clear()
+                    self._smoothing.last.clear()
             else:
-                found, undecided = _smoothed(found, spec.smooth, self._recent, self._last)
+                found, undecided = self._smoothing.apply(found, spec.smooth)
         return replace(outcome, findings=found, undecided=undecided)
 
     def judge(self, found: Anomaly, spec: OutputSpec, model: str, content: str) -> Anomaly:
@@ -369,39 +368,46 @@ def quantile(scores: list[float], rule: str) -> float:
     return sorted(scores)[max(0, ceil(share * len(scores)) - 1)]
 
 
-def _smoothed(
-    found: Findings, smooth: str, recent: deque[str | None], last: deque[str | None]
-) -> tuple[Findings, bool]:
-    """Report an anomaly or a class only if k of the last n windows, with this one, have it.
+class _Smoothing:
+    """What the last windows had, whichever version found it."""
 
-    *recent*: those since a gap; *last*: gaps or not. Also returns whether nothing is reported only
-    because there were not yet n since a gap; where gaps come often, the *last* n decide.
-    """
-    needed, length = map(int, smooth.split("/"))
-    if isinstance(found, Anomaly):
-        had = "anomalous" if found.anomalous else None
-    elif isinstance(found, Classes):
-        had = found.labels[0] if found.labels else None
-    else:
-        return found, False
-    for each in (recent, last):
-        each.append(had)
-        while len(each) > length:
-            each.popleft()
-    most = _most(recent)
-    undecided = most < needed <= most + length - len(recent)
-    undecided = undecided and needed <= _most(last) + length - len(last)
-    if isinstance(found, Anomaly):
-        return replace(found, held=found.anomalous and most < needed), undecided
-    kept = [
-        (label, score)
-        for label, score in zip(found.labels, found.scores, strict=True)
-        if recent.count(label) >= needed
-    ]
-    labels, scores = tuple(label for label, _ in kept), tuple(score for _, score in kept)
-    return Classes(labels, scores), undecided
+    def __init__(self) -> None:
+        self.recent: deque[str | None] = deque()
+        """Since a gap."""
+        self.last: deque[str | None] = deque()
+        """Gaps or not."""
+        self._told: set[str] = set()
+        """What k of the last n had, as far as windows have decided."""
 
+    def apply(self, found: Findings, smooth: str) -> tuple[Findings, set[str]]:
+        """Report an anomaly or a class only if k of the last n windows, with this one, have it.
 
-def _most(windows: deque[str | None]) -> int:
-    """Return how many of these windows had what most of them had."""
-    return max((windows.count(each) for each in {*windows} - {None}), default=0)
+        Also returns what was so before and may still be, as there were not yet n windows since a
+        gap. Where gaps come often, the last n decide.
+        """
+        needed, length = map(int, smooth.split("/"))
+        if isinstance(found, Anomaly):
+            had = _ANOMALOUS if found.anomalous else None
+        elif isinstance(found, Classes):
+            had = found.labels[0] if found.labels else None
+        else:
+            return found, set()
+        for windows in (self.recent, self.last):
+            windows.append(had)
+            while len(windows) > length:
+                windows.popleft()
+
+        def may_be(each: str) -> bool:
+            return all(
+                windows.count(each) + length - len(windows) >= needed
+                for windows in (self.recent, self.last)
+            )
+
+        now = {each for each in self.recent if each and self.recent.count(each) >= needed}
+        undecided = {each for each in self._told - now if may_be(each)}
+        self._told = now | undecided
+        if isinstance(found, Anomaly):
+            return replace(found, held=found.anomalous and _ANOMALOUS not in now), undecided
+        kept = [each for each in zip(found.labels, found.scores, strict=True) if each[0] in now]
+        labels, scores = tuple(label for label, _ in kept), tuple(score for _, score in kept)
+        return Classes(labels, scores), undecided
