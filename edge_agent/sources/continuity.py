@@ -355,9 +355,7 @@ class Continuity:
         silence = passed - (count - 1) * self._usual_row
         limit = self._limit(least)
         gap = limit is not None and silence > limit
-        # A stream in blocks has no other intervals than its usual ones.
-        alone = len(rows.data) == 1 and rows.rate_hz is None
-        self._lately.append(passed if gap and alone else 0.0)
+        self._lately.append(passed if gap else 0.0)
         if not gap:
             self._steps.append(passed)
             self._per_row.append(passed / count)
@@ -365,11 +363,13 @@ class Continuity:
         # A sensor that began with a few quick messages, now reports less often, or gives some at
         # once now and then, would have one at each reading or pause.
         silences = [each for each in self._lately if each]
-        if len(silences) == OFTEN:
-            if all([*self._lately][-LEARNED:]):
-                self._steps.clear()
-            self._steps.extend(silences)
-            self._lately.clear()
+        latest = [*self._lately][-OFTEN:]
+        if rows.rate_hz is None and len(latest) == OFTEN and all(latest):
+            self._steps.clear()
+        elif len(silences) < OFTEN or len(rows.data) > 1 or rows.rate_hz is not None:
+            return True  # a stream in blocks: what is missing now and then stays a gap
+        self._steps.extend(silences[-OFTEN:])
+        self._lately.clear()
         return True
 
 

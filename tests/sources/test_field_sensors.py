@@ -136,6 +136,19 @@ def test_a_sensor_that_gives_some_readings_at_once_has_few_gaps(
     assert sum(gaps) <= most if most else sum(gaps) == 60
 
 
+def test_a_stream_in_blocks_keeps_its_interval_unless_it_has_another() -> None:
+    """Whatever is lost now and then; a recorder whose owner had it send less often was cut up."""
+    continuity, now, gaps = Continuity(None), time.time(), []
+    for pause in [1.0] * 40 + ([1.0] * 3 + [5.0]) * 10 + [60.0] * 20:
+        now += pause
+        reading = continuity.judge(Rows(np.zeros((10, 1), np.float32), int(now * 1e9), now))
+        assert reading is not None
+        gaps.append(reading.gap)
+    assert gaps[:80] == [False] * 40 + [False, False, False, True] * 10
+    assert gaps[80:] == [True] * sum(gaps[80:]) + [False] * (20 - sum(gaps[80:]))
+    assert 4 <= sum(gaps[80:]) <= 5
+
+
 @pytest.mark.parametrize(("unit", "pause"), [(1.0, 0.2), (1.0, 0.05), (0.001, 0.0002)])
 def test_tasmota_6068_times_of_whole_seconds(unit: float, pause: float) -> None:
     """Unlike readings of one time are all kept, in their order; the same one twice is one."""
