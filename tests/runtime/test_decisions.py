@@ -161,6 +161,17 @@ def test_what_cannot_be_decided_is_refused(task: str, output: dict[str, Any], me
         parse({**data, "output": {"decoder": decoder, **output}}, "model.toml")
 
 
+def test_a_class_of_before_does_not_hold_up_an_anomaly() -> None:
+    """After a push of a version of another task only its own windows count."""
+    decisions, spec = Decisions("p", None), OutputSpec(decoder="softmax", smooth="2/10")
+    for _ in range(3):
+        one = outcome(Classes(("siren",), (0.9,)))
+        decisions.decide(one, spec, follows=True, override=None)
+    spec = OutputSpec(decoder="score", threshold=1.0, smooth="2/10")
+    one = outcome(Anomaly(5.0, 1.0), "m@2")
+    assert not decisions.decide(one, spec, follows=False, override=None).undecided
+
+
 def test_versions_of_a_split_learn_each_for_itself(tmp_path: Path) -> None:
     """Frames that take turns between two versions did not let either finish learning."""
     kept = LearnedValues(tmp_path).thresholds

@@ -403,6 +403,9 @@ class _Smoothing:
                 for windows in (self.recent, self.last)
             )
 
+        # A version of another task may have served before.
+        mine = isinstance(found, Anomaly)
+        self._told = {each for each in self._told if (each == _ANOMALOUS) == mine}
         now = {each for each in self.recent if each and self.recent.count(each) >= needed}
         undecided = {each for each in self._told - now if may_be(each)}
         self._told = now | undecided
