@@ -147,9 +147,8 @@ class Renewal:
         if files != self._files:
             self._changed, self._unfit = self._files is not None, []
             self._files, self._ends = files, validities(broker)
-        elif (
-            self._changed or self._unfit
-        ):  # they are replaced one after the other: not before all are
+        elif self._changed or self._unfit:
+            # Not as soon as one has changed: they are replaced one after the other.
             self._changed, self._unfit = False, _unfit(broker)
         said = [*self._unfit, *expiring(self._ends, HEALTH_DAYS)]
         if self._due.begins(bool(said)):

@@ -30,7 +30,7 @@ device reports now and then."""
 LEARNED = 4
 """Number of intervals needed to know the usual one."""
 OFTEN = 5
-"""So many gaps in 32 single readings are intervals, too."""
+"""So many gaps in a row, or in 32 single readings, are intervals, too."""
 ARRIVAL_SECONDS = 0.5
 """Shortest gap, seconds, of readings without own times: a network may delay messages and then
 deliver them at once."""
@@ -107,10 +107,10 @@ class Continuity:
         self,
         gap_s: float | None,
         counts: Counts | None = None,
-        clock_may_be_behind: Callable[[], bool] = may_be_behind,
+        clock_behind: Callable[[], bool] = may_be_behind,
     ) -> None:
         """Set up; *gap_s*: longest silence that is not a gap, seconds; None: by usual intervals."""
-        self._clock_may_be_behind = clock_may_be_behind
+        self._clock_behind = clock_behind
         self.counts = counts or Counts()
         self._gap_s = gap_s
         self._steps: deque[float] = deque(maxlen=32)
@@ -239,7 +239,7 @@ class Continuity:
         if (
             latest > rows.time_ns + FUTURE_SECONDS * 1e9
             and rows.time_ns >= EARLIEST_NS
-            and not self._clock_may_be_behind()
+            and not self._clock_behind()
         ):
             ahead = (latest - rows.time_ns) / 1e9
             raise SampleError(
@@ -360,17 +360,25 @@ class Continuity:
             self._steps.append(passed)
             self._per_row.append(passed / count)
             return False
-        # A sensor that began with a few quick messages, now reports less often, or gives some at
-        # once now and then, would have one at each reading or pause.
+        if rows.rate_hz is None:  # else its intervals are known
+            self._learn_from_gaps(single=len(rows.data) == 1)
+        return True
+
+    def _learn_from_gaps(self, *, single: bool) -> None:
+        """Count gaps among the usual intervals where they are no exception.
+
+        A sensor that began with a few quick messages, now reports less often, or gives some at once
+        now and then, would have one at each reading or pause. Of a stream in blocks, not *single*
+        readings, what is missing now and then stays a gap.
+        """
         silences = [each for each in self._lately if each]
         latest = [*self._lately][-OFTEN:]
-        if rows.rate_hz is None and len(latest) == OFTEN and all(latest):
+        if len(latest) == OFTEN and all(latest):
             self._steps.clear()
-        elif len(silences) < OFTEN or len(rows.data) > 1 or rows.rate_hz is not None:
-            return True  # a stream in blocks: what is missing now and then stays a gap
+        elif len(silences) < OFTEN or not single:
+            return
         self._steps.extend(silences[-OFTEN:])
         self._lately.clear()
-        return True
 
 
 def _hash(rows: Rows, times: NDArray[np.int64]) -> int:

@@ -63,10 +63,10 @@ class Signal:
         spec: SourceSpec,
         device: Device,
         counts: Counts | None,
-        clock_may_be_behind: Callable[[], bool] = may_be_behind,
+        clock_behind: Callable[[], bool] = may_be_behind,
     ) -> None:
         """Read an opened device; *counts* continue."""
-        self.continuity = Continuity(spec.options["gap_s"], counts, clock_may_be_behind)
+        self.continuity = Continuity(spec.options["gap_s"], counts, clock_behind)
         self.unread: dict[str, str] = {}
         """Values that the latest messages say are not known, each with the words of the last."""
         self._unread: dict[str, int] = {}
