@@ -319,12 +319,15 @@ def _lint_labels(
     elif rule.labels and labels is not None:
         absent = [label for label in rule.labels if label not in labels]
         words = ", ".join(map(repr, absent))
+        close = closest(absent[0], labels) if absent else None
+        meant = f"; did you mean {close!r}?" if close else ""
         if len(absent) == len(rule.labels):
             without = rule.when == "absent" or (rule.above is None and rule.below is not None)
             acts = ALWAYS_ACTS if without else NEVER_ACTS
-            yield f".labels: {acts} {names}: {words} is not among what it finds ({few(labels)})"
+            found = f"is not among what it finds ({few(labels)})"
+            yield f".labels: {acts} {names}: {words} {found}{meant}"
         elif absent:
-            yield f".labels: {words} is not among what {names} finds"
+            yield f".labels: {words} is not among what {names} finds{meant}"
 
 
 def _lint_bounds(rule: Rule, kind: RuleKind) -> Iterator[str]:

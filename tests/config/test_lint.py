@@ -372,6 +372,10 @@ GATE = Line(name="gate", points=((0.0, 0.0), (1.0, 1.0)))
             "rules[r].labels: never acts with face@1: 'dog'",
         ),
         (
+            {"rules": (Rule(name="r", when="count", labels=("face", "hnd")),)},
+            "rules[r].labels: 'hnd' is not among what face@1 finds; did you mean 'hand'?",
+        ),
+        (
             {"rules": (Rule(name="r", when="absent", labels=("dog",), for_s=9.0),)},
             "rules[r].labels: always acts with face@1: 'dog' is not among what it finds (face, h",
         ),

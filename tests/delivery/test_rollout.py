@@ -216,7 +216,7 @@ def test_what_was_rolled_back_by_hand_is_not_said_to_be_live(fleet: Fleet) -> No
     assert box.agent.stop() == 0
     box.agent.restart()
     word = fleet.listener.wait_state(box.topic("rollout"), state="rolled-back")
-    assert word["why"] == "1 serves again"
+    assert word["why"] == "level@1 serves again"
     box.results_go_on("1")
 
 

@@ -192,7 +192,7 @@ def own_push_after_a_rollback(device: Device) -> None:
     device.store.rollback("level")
     device.rollouts.look()
     device.rollouts.tick(time.monotonic())
-    assert device.words[-1]["why"] == "1 serves again"
+    assert device.words[-1]["why"] == "level@1 serves again"
     device.push(OTHER)
 
 

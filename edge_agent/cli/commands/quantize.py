@@ -137,9 +137,10 @@ def _make(options: Options, picture: Path | None, progress: Progress) -> int:
         _show(report, options, picture)
         if not report.passed:
             raise AgentError(
-                f"{report.drop:.1%} is lost where {report.max_drop:.1%} may be (--max-drop), also "
-                "with the most sensitive operators left float: nothing is written; calibrate with "
-                "more samples, or allow more"
+                f"{report.drop:.1%} is lost where {report.max_drop:.1%} may be (--max-drop), by "
+                f"the row that loses most on {counted(report.judged_on, 'sample')}, also with the "
+                "most sensitive operators left float: nothing is written; calibrate with more "
+                "samples, or allow more"
             )
         publish(report, out)
     say(f"{out}: written; edge-agent push {out} --device ID --key FILE sends it")

@@ -290,7 +290,7 @@ class Rollouts:
         """Check on a version that was live."""
         live = self._live(plan.name)
         if known.state == "live" and live and version_key(live) < version_key(plan.version):
-            self._set(name, known, "rolled-back", f"{live} serves again")
+            self._set(name, known, "rolled-back", f"{plan.name}@{live} serves again")
 
     def _obstacle(self, plan: Plan, now: float) -> tuple[str, str | None] | None:
         """Return why it is not installed now: the state to report, and a reason; None: it is."""
