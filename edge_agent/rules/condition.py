@@ -52,8 +52,13 @@ class Condition:
         return None
 
     def interrupt(self) -> None:
-        """Forget changes that have not become an event, because a result is missing."""
-        self._true, self._bits = self.active, 0
+        """Forget what has not become an event, because a result is missing.
+
+        Whether an event is over is decided by the last n results, gaps or not: where each one
+        follows a gap, it would never end.
+        """
+        if not self.active:
+            self._true, self._bits = False, 0
 
     def reset(self) -> None:
         """Forget the past after a gap."""

@@ -141,9 +141,10 @@ class Stage:
         weak: Sequence[Box] = (),
         wait: float | None = None,
         model: str = "m@1",
+        follows: bool = True,
         **more: Any,
     ) -> Findings:
-        """Give the findings of the next frame, and *more* of its outcome."""
+        """Give the findings of the next frame, and *more* of its outcome; *follows*: as there."""
         self.now += self.period if wait is None else wait
         self.seq += 1
         sample = Sample(
@@ -152,6 +153,7 @@ class Stage:
             int(self.now * 1e9),
             self.now,
             picture=not isinstance(findings, Values),
+            follows=follows,
         )
         outcome = Outcome(model, "none", findings, Timing(0.0, 0.0, 0.0), **more)
         outcome = self.engine.process(sample, outcome, detections(weak) if weak else None)

@@ -492,6 +492,24 @@ def test_a_smoothed_alarm_ends_though_gaps_come_often() -> None:
     assert told == [[]] * 2 + [[("r", "begin")]] * 8 + [[("r", "end")]] * 2
 
 
+def test_an_alarm_ends_though_each_reading_follows_a_gap() -> None:
+    """A sensor that reports quickly while something changes, and then less often than `gap_s`.
+
+    Two of three in a row that say so were never reached, so that it stood for good.
+    """
+    stage = Stage(rules=[rule("value", value="t", above=5)])
+    for _ in range(6):
+        stage.give(Values({"t": 9.0}), follows=False)
+    assert stage.told() == [], "nothing begins over a gap"
+    stage.give(Values({"t": 9.0}))
+    assert stage.told() == [("r", "begin")]
+    for temperature in (1.0, 9.0, 9.0, 9.0, 1.0, 9.0):
+        stage.give(Values({"t": temperature}), follows=False)
+    assert stage.told() == [("r", "begin")]
+    stage.give(Values({"t": 1.0}), follows=False)
+    assert stage.told() == [("r", "begin"), ("r", "end")], "two of the last three, gaps or not"
+
+
 def test_a_smoothed_class_goes_on_over_a_gap() -> None:
     """Until the windows since then have it, another one, or none."""
     named = rule("class", labels=("siren",), above=0.5, frames="1/1")
