@@ -211,13 +211,15 @@ def _rule(topic: str, name: str, *, lasts: bool) -> Component:
     more: Component = {}
     if lasts:
         # What has waited out a broken connection comes after what is newer. As the clock may have
-        # been behind since, the end of the event that is shown always counts, and until then no
-        # begin of another.
+        # been behind since, the end of the event that is shown always counts, and until then, where
+        # a clock was not set, no begin of another.
         newer = "value_json.time >= this.attributes.get('time', '')"
         same = "(value_json.event == this.attributes.get('event'))"
         # Of an end alone; Home Assistant keeps no attribute `state`.
         over = "('why' in this.attributes or 'event' not in this.attributes)"
-        end, other = f"({same} or {newer})", f"({newer} and {same} != {over})"
+        dated = "('clock' not in value_json and 'clock' not in this.attributes)"
+        end = f"({same} or {newer})"
+        other = f"({newer} and (not {over} if {same} else ({over} or {dated})))"
         news = f"({end} if value_json.state == 'end' else {other})"
         mine = f"({mine} and (value_json.replayed is not defined or {news}))"
         now = "'OFF' if value_json.state == 'end' else 'ON'"

@@ -136,13 +136,17 @@ def test_a_rules_sensor_is_not_turned_by_what_comes_late() -> None:
     assert hear("d", "begin", "09:00:00") == "on"  # the clock was set back
     assert hear("d", "end", "08:00:00", replayed=True) == "off", "by a run whose clock was behind"
     assert hear("d", "begin", "09:00:00", replayed=True) == "off", "once more"
-    assert hear("f", "begin", "08:00:02") == "on"
+    assert hear("f", "begin", "08:00:02", clock="unset") == "on"
     assert hear("e", "begin", "09:30:00", replayed=True) == "on"
     assert hear("e", "end", "08:00:01", replayed=True) == "on", "f has not ended"
-    assert hear("f", "update", "08:00:03", replayed=True) == "on"
+    assert hear("f", "update", "08:00:03", replayed=True, clock="unset") == "on"
     assert shown["attributes"]["time"] == "08:00:03"
     assert hear("f", "end", "08:00:04") == "off"
     assert hear("g", "begin", "08:00:05", replayed=True) == "on"
+    # A killed agent, whose next run began an event while the broker was still away.
+    assert hear("h", "begin", "08:00:07", replayed=True) == "on"
+    assert hear("g", "end", "08:00:06", replayed=True) == "on", "h has not ended"
+    assert hear("h", "end", "08:00:08") == "off"
 
 
 def test_a_mode_can_be_left_and_one_that_no_rule_names_is_shown_as_none() -> None:
