@@ -46,7 +46,10 @@ MOST_BYTES = 2**20
 """Largest message of a device on one of these topics."""
 BATCH = 200
 """Number of exact topics requested at once."""
-NOBODY = "this broker knows of no device; is it the right one, and does an agent run?"
+NOBODY = (
+    "this broker knows of no device; is it the right one, does an agent run, and may this user "
+    "read what it says?"
+)
 
 
 class Fleet:
