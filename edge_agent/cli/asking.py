@@ -14,8 +14,9 @@ from ..core.text import printable
 from ..mqtt import payloads
 from ..mqtt.look import offline_since
 from ..mqtt.one_shot import OneShotClient
+from .broker_settings import broker_settings
 from .fleet import Fleet, check_target, look_filters, online_targets, unheard
-from .options import Options, add_broker, broker_settings, positive
+from .options import Options, add_broker, positive
 
 TICK_SECONDS = 0.5
 MOST_PENDING_SECONDS = 3600.0

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
-from contextlib import suppress
-from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from ..core.errors import UsageError
@@ -77,32 +74,3 @@ def load_settings(
             f"no settings: neither {places} is there; write one, or name it with --config FILE"
         )
     return load(file, change=change)
-
-
-def broker_settings(options: Any) -> Any:
-    """Read the settings for a command that talks to a broker; `--broker` replaces the URL.
-
-    Where that names a user, it replaces the user of the settings, too, with the password.
-    """
-    if options.broker is None:
-        return load_settings(options)
-    return load_settings(options, change=partial(_at, options.broker))
-
-
-def _at(url: str, settings: Any) -> Any:
-    """Return the settings with another URL of the broker."""
-    before = settings.broker
-    broker = replace(before, url=url)
-    try:
-        address = broker.address
-    except UsageError as problem:
-        raise UsageError(f"--broker: {problem}") from None
-    if address.username is not None:
-        user = before.username
-        with suppress(UsageError):  # the URL that is replaced may be wrong
-            user = user or before.address.username
-        is_same = user in {None, address.username} and address.password is None
-        broker = replace(broker, username=None, password=broker.password if is_same else None)
-    if not address.tls:
-        broker = replace(broker, ca_file=None, cert_file=None, key_file=None)
-    return replace(settings, broker=broker)

@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from edge_agent.cli.commands.service_user import UNIT
+from edge_agent.cli.service_user import UNIT
 from tests.helpers.small_models import brightness, plain, write_pictures
 from tests.helpers.support import CHECKOUT, PATIENCE, agent_settings
 
@@ -243,7 +243,7 @@ ExecStart=/opt/edge-agent/current/bin/edge-agent run --config /srv/config.toml""
 ASK = """
 import json
 from pathlib import Path
-from edge_agent.cli.commands.service_settings import service_config, service_environment
+from edge_agent.cli.service_settings import service_config, service_environment
 from edge_agent.config.load import load
 config = service_config(Path("/etc/edge-agent/config.toml"))
 with service_environment() as (environ, unread):
@@ -267,6 +267,34 @@ def test_what_a_drop_in_sets_is_what_the_service_has(box: Box) -> None:
         ["/srv/config.toml", device, "mqtts://127.0.0.1:2", "box 7", "secret"],
         [[], False],
     ], done.stderr
+
+
+LOOK = """
+from argparse import Namespace
+from edge_agent.cli.broker_settings import broker_settings
+for url in (None, "mqtts://box%207@127.0.0.1:3", "mqtts://viewer@127.0.0.1:3"):
+    print(broker_settings(Namespace(config="/srv/config.toml", broker=url)).broker.password)
+"""
+
+
+@pytest.mark.parametrize("given", ["LoadCredential=broker.password:/srv/password", "SetCredential"])
+def test_root_talks_to_the_broker_as_the_service_does(box: Box, given: str) -> None:
+    """`status` on an installed box blamed the password that the service had connected with."""
+    (box.place / "password").write_text("secret\n")
+    read = given.startswith("Load")
+    box.add_to_unit(
+        'Environment="EDGE_AGENT_BROKER__USERNAME=box 7" EDGE_AGENT_BROKER__URL=mqtts://127.0.0.1:3'
+        f"\n{given if read else 'SetCredential=broker.password:secret'}"
+    )
+    done = box.run(sys.executable, "-c", LOOK)
+    assert done.stdout.split() == ["secret" if read else "None"] * 2 + ["None"], done.stderr
+    notes = [line for line in done.stderr.splitlines() if "only systemd can read it" in line]
+    assert len(notes) == (0 if read else 1)
+
+    own = "EDGE_AGENT_BROKER__PASSWORD=other"
+    done = box.run("env", own, sys.executable, "-c", LOOK)
+    assert done.stdout.split() == ["other", "other", "None"]
+    assert done.stderr == ""
 
 
 def test_check_looks_at_the_settings_of_the_service(box: Box) -> None:

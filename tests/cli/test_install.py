@@ -36,8 +36,8 @@ from edge_agent.cli.commands.installation import (
     run,
     wheel_of,
 )
-from edge_agent.cli.commands.service_user import HIDDEN
 from edge_agent.cli.saved import save
+from edge_agent.cli.service_user import HIDDEN
 from edge_agent.config.answers import parse_listen
 from edge_agent.config.load import load
 from edge_agent.core.bundled import constraints

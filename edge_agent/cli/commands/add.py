@@ -55,7 +55,7 @@ def main(options: Options) -> int:
     if not options.path or not path.exists():
         raise UsageError(f"PATH: {options.path!r}: no such file or folder")
     from ...config.load import find_file
-    from .service_settings import as_the_service
+    from ..service_settings import as_the_service
 
     file = find_file(options.config)
     with as_the_service(file):
@@ -68,7 +68,7 @@ def _add(path: Path, file: Path | None, options: Options) -> int:
     from ...models.store.install import install_folder
     from ...serving.choice import match_profile, variants_here
     from ...serving.loader import open_library, open_store
-    from .service_user import state_user
+    from ..service_user import state_user
 
     path = file_of(path)
     user = state_user(settings.state)

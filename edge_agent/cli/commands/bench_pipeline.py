@@ -99,7 +99,7 @@ def main(options: Options) -> int:
     """Measure and print, or with `--tune` only tune."""
     from ...bench.common.models import find_models
     from ...config.load import find_file
-    from .service_settings import as_the_service
+    from ..service_settings import as_the_service
 
     models = find_models(options.models, options.config, say)
     if options.tune:
@@ -130,7 +130,7 @@ def _tune(models: list[Path], options: Options) -> int:
     from ...serving.choice import DeviceEngines, match_profile
     from ...serving.loader import ModelLoader, open_store
     from ...serving.tuner import tune_model
-    from .service_user import state_user
+    from ..service_user import state_user
 
     settings = load_settings(options)
     if (user := state_user(settings.state)) is not None:

@@ -75,7 +75,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def main(options: Options) -> int:
     """Check everything; 0 if all can run, 1 if something cannot, 2 if the settings are wrong."""
     from ...config.load import find_file
-    from .service_settings import as_the_service
+    from ..service_settings import as_the_service
 
     with as_the_service(find_file(options.config)) as unread, only_looking() as damaged:
         settings = load_settings(options, needed=True)
@@ -105,9 +105,9 @@ def _check(
     from ...serving.loader import open_library, open_store
     from ...serving.tuning_results import TuningResults
     from ...serving.verdicts import Verdicts
+    from ..service_user import state_user
     from .profile import tuned
     from .service_check import check_service, check_state
-    from .service_user import state_user
 
     report, user = Report(), state_user(settings.state)
     with acting_as(user, reading=True):

@@ -21,8 +21,9 @@ from ...delivery.plan import ENDED, MAX_BYTES, Gate, Plan, Wave, read_own, seal,
 from ...models.packages.keys import load_private
 from ...mqtt.one_shot import OneShotClient
 from ...mqtt.payloads import iso
+from ..broker_settings import broker_settings
 from ..fleet import Fleet, absence, check_target, incomplete, some_of
-from ..options import Options, broker_settings
+from ..options import Options
 from ..roller import (
     JUDGE_SECONDS,
     MOST_SPREAD,

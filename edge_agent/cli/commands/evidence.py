@@ -19,8 +19,9 @@ from ...core.files import replace_file
 from ...core.names import is_name
 from ...core.text import printable
 from ...mqtt.one_shot import OneShotClient
+from ..broker_settings import broker_settings
 from ..fleet import Fleet, look_filters, online_targets
-from ..options import Options, add_broker, broker_settings, load_settings, positive, positive_int
+from ..options import Options, add_broker, load_settings, positive, positive_int
 
 if TYPE_CHECKING:
     from ...config.settings import Settings

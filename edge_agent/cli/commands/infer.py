@@ -22,8 +22,9 @@ from ...mqtt.connection import parse_object
 from ...mqtt.look import texts_in
 from ...mqtt.one_shot import OneShotClient
 from ...sources.spec import guess_source, parse_source
+from ..broker_settings import broker_settings
 from ..fleet import Fleet, look_filters, online_targets, unheard
-from ..options import Options, add_broker, broker_settings, positive
+from ..options import Options, add_broker, positive
 from ..terminal import printable_json, summary
 
 if TYPE_CHECKING:

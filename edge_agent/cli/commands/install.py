@@ -24,6 +24,7 @@ from ...core.bundled import constraints
 from ...core.errors import AgentError, UsageError
 from ...core.schema import read_toml
 from ..options import Options, add_config
+from ..service_user import service_user
 from .install_bundle import EXTRAS, Bundle, open_bundle
 from .install_settings import FOLDERS, SKELETON, check, take
 from .installation import (
@@ -46,7 +47,6 @@ from .installation import (
     remove_unfinished,
     run,
 )
-from .service_user import service_user
 
 UNIT = "edge-agent.service"
 RETRY = "edge-agent-retry.timer"
@@ -464,7 +464,7 @@ def uninstall(*, forget: bool) -> int:
 def _forget() -> None:
     """Stop the service, and make the broker forget it; if that fails, start it again."""
     from ..forgetting import forget_installed
-    from .service_settings import service_config, service_environment
+    from ..service_settings import service_config, service_environment
 
     ran = _state("ActiveState") == "active"
     subprocess.run(["systemctl", "stop", UNIT], check=False, capture_output=True)

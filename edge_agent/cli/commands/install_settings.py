@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ...core.errors import UsageError
-from .service_user import HIDDEN
+from ..service_user import HIDDEN
 
 SKELETON = """\
 # edge-agent: see docs/settings.md for every key.

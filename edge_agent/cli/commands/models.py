@@ -12,8 +12,9 @@ from ...core.text import counted, printable
 from ...delivery.protocol import agreement_words
 from ...mqtt.look import offline_since
 from ...mqtt.one_shot import OneShotClient
+from ..broker_settings import broker_settings
 from ..fleet import NOBODY, Fleet, absence, check_target, incomplete, look_filters, odd_words
-from ..options import Options, add_broker, broker_settings
+from ..options import Options, add_broker
 from ..terminal import printable_json
 
 EXAMPLES = (

@@ -22,9 +22,10 @@ from ...models.packages.build import Package, make, open_package
 from ...models.packages.keys import load_private
 from ...mqtt.one_shot import OneShotClient
 from ...mqtt.topics import rollouts
+from ..broker_settings import broker_settings
 from ..fleet import MANY, Fleet, check_target, look_filters, online_targets, some_of, unheard
 from ..laying import lay, limited, reconnect
-from ..options import Options, add_broker, broker_settings, positive
+from ..options import Options, add_broker, positive
 from ..progress import Progress as ProgressLine
 
 if TYPE_CHECKING:

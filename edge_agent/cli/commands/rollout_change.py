@@ -14,8 +14,9 @@ from ...delivery.plan import Plan, read, read_own, seal
 from ...delivery.sender import remove
 from ...models.packages.keys import load_private
 from ...mqtt.one_shot import OneShotClient
+from ..broker_settings import broker_settings
 from ..fleet import LOOK_SECONDS, Fleet, incomplete
-from ..options import Options, add_broker, broker_settings
+from ..options import Options, add_broker
 from ..roller import (
     Roller,
     after_wave,

@@ -23,9 +23,10 @@ from ...models.packages.build import Package, make, open_package
 from ...models.packages.keys import load_private
 from ...mqtt.one_shot import OneShotClient
 from ...mqtt.payloads import iso
+from ..broker_settings import broker_settings
 from ..fleet import Fleet, incomplete
 from ..laying import lay
-from ..options import Options, add_broker, broker_settings
+from ..options import Options, add_broker
 from ..roller import Roller, new_time, rollout_filters, tally, who
 
 if TYPE_CHECKING:

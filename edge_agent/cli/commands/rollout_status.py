@@ -9,8 +9,9 @@ from ...core.errors import AgentError, MalformedError
 from ...core.text import printable
 from ...delivery.plan import Plan, read
 from ...mqtt.one_shot import OneShotClient
+from ..broker_settings import broker_settings
 from ..fleet import Fleet, incomplete
-from ..options import Options, add_broker, broker_settings
+from ..options import Options, add_broker
 from ..roller import ending, rollout_filters, tally, trouble_lines, wave_line
 from ..terminal import printable_json
 

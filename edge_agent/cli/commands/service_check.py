@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...device.pressure import read_only
-from .service_user import service_user
+from ..service_user import service_user
 
 if TYPE_CHECKING:
     from ...config.settings import Settings

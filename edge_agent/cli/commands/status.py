@@ -15,8 +15,9 @@ from ...delivery.plan import read
 from ...mqtt.look import DeviceLook, PipelineLook, look_at, tables_in
 from ...mqtt.one_shot import OneShotClient
 from ...mqtt.topics import rollouts
+from ..broker_settings import broker_settings
 from ..fleet import NOBODY, Fleet, check_target, incomplete, look_filters, odd_words, unknown
-from ..options import Options, add_broker, broker_settings
+from ..options import Options, add_broker
 from ..terminal import printable_json, say
 
 FEW = 50

@@ -17,8 +17,9 @@ from ...core.names import NAME_RULE, is_name
 from ...core.text import printable
 from ...mqtt.connection import ReceivedMessage, parse_object
 from ...mqtt.one_shot import OneShotClient
+from ..broker_settings import broker_settings
 from ..fleet import LOOK_SECONDS, Fleet, absence, look_filters
-from ..options import Options, add_broker, broker_settings, positive, positive_int
+from ..options import Options, add_broker, positive, positive_int
 from ..terminal import message_line, printable_json
 
 TOPICS = {

@@ -32,9 +32,10 @@ from ...models.manifest import InputSpec
 from ...mqtt import payloads
 from ...sources.spec import SourceSpec, guess_source, parse_source
 from ..attended import Attendant
+from ..broker_settings import broker_settings
 from ..engine_comparison import compare_engines
 from ..live import LiveView
-from ..options import Options, broker_settings, positive
+from ..options import Options, positive
 from ..picture_file import PictureFile
 from ..samples import Samples
 from ..saved import new_folder, save

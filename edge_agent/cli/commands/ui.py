@@ -15,7 +15,8 @@ from ...core.errors import AgentError, UsageError
 from ...core.names import LOOPBACK
 from ...core.text import redact
 from ...models.packages.keys import load_private
-from ..options import Options, add_broker, broker_settings
+from ..broker_settings import broker_settings
+from ..options import Options, add_broker
 from ..terminal import say
 
 LISTEN = "127.0.0.1:8080"

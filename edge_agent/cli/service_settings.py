@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from ...core.scratch import scratch_folder
+from ..core.scratch import scratch_folder
 from .service_user import UNIT, unit_keys
 
 _STORES = tuple(Path(f"/{top}/credstore") for top in ("etc", "run", "usr/local/lib", "usr/lib"))

@@ -16,7 +16,7 @@ from fnmatch import fnmatchcase
 from itertools import islice
 from pathlib import Path
 
-from ...core.privileges import User, acting_as, owner_of
+from ..core.privileges import User, acting_as, owner_of
 
 UNIT = Path("/etc/systemd/system/edge-agent.service")
 _RUNTIME = Path("/run/systemd/system")
