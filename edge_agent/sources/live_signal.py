@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Mapping
 from typing import Protocol
@@ -12,11 +13,13 @@ from ..core.errors import SampleError, SilentError, SourceError
 from ..core.names import ALONE, names_of
 from ..core.types import Reading
 from ..device.wall_clock import may_be_behind
-from .continuity import Continuity, Counts, Rows
+from .continuity import OFTEN, Continuity, Counts, Rows
 from .shared import Shared, Tap, Wanted
 from .shared import share as share_source
 from .source import SourceContext
 from .spec import SourceSpec
+
+log = logging.getLogger(__name__)
 
 MAX_WAITING = 4096
 """Most readings waiting for a pipeline; if it falls further behind, it loses all of them."""
@@ -78,6 +81,9 @@ class Signal:
         """How many of them have said that a value is not known."""
         self._columns: set[str] = set()
         """What has been a number so far."""
+        self._gap_s: float | None = spec.options["gap_s"]
+        self._gaps = 0
+        """Readings in a row that came after a gap, counted until it was told."""
         self._name = spec.redacted
         self._device = device
 
@@ -91,7 +97,9 @@ class Signal:
             try:
                 if isinstance(item, SampleError):
                     raise item
-                found += self.continuity.pieces(item)
+                pieces = self.continuity.pieces(item)
+                self._count_gaps(pieces)
+                found += pieces
             except SampleError as problem:
                 if problem.quiet_at is not None:
                     found.append(problem)
@@ -99,6 +107,19 @@ class Signal:
                 self.continuity.counts.refused += 1
                 found.append(SampleError(f"{self._name}: {problem}"))
         return found
+
+    def _count_gaps(self, readings: list[Reading]) -> None:
+        """Tell once that each reading comes after a gap where `gap_s` may be the reason."""
+        if self._gap_s is None or self._gaps >= OFTEN:
+            return
+        for reading in readings:
+            self._gaps = self._gaps + 1 if reading.gap else 0
+        if self._gaps >= OFTEN:
+            log.warning(
+                "%s: each reading comes after a gap, so that no for_s passes and no window spans "
+                "two of them: gap_s is shorter than the usual silence",
+                self._name,
+            )
 
     def _is_told(self, empty: EmptyError) -> bool:
         """Whether a message without a value is passed on, as it says that one is not known.

@@ -281,6 +281,32 @@ def test_json_lines_that_do_not_know_their_value_are_no_gap(tmp_path: Path) -> N
     assert signal.continuity.counts.refused == 0
 
 
+@pytest.mark.parametrize(("gap_s", "told"), [(2, 1), (60, 0)])
+def test_a_gap_s_shorter_than_each_interval_is_told(
+    gap_s: int, told: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A rule with for_s never began, while health said ok."""
+    port = lines(tmp_path)
+
+    class Port:
+        """Gives a line each ten seconds."""
+
+        def read(self, timeout: float) -> list[Rows | SampleError]:
+            taken = (port.take(b"50\n", 0, timeout + 10 * step) for step in range(20))
+            return [each for rows in taken for each in rows]
+
+        def close(self) -> None:
+            pass
+
+    signal = Signal(parse_source(f"serial:/dev/ttyS9?gap_s={gap_s}", tmp_path), Port(), None)
+    assert len(signal.read(0, lambda _at: True)) == 20
+    words = (
+        f"serial:/dev/ttyS9?gap_s={gap_s}: each reading comes after a gap, so that no for_s passes "
+        "and no window spans two of them: gap_s is shorter than the usual silence"
+    )
+    assert [each.message for each in caplog.records if "gap_s" in each.message] == [words] * told
+
+
 @pytest.mark.parametrize(("before", "after"), [("t,h", "h,t"), ("t,h", "h,p,t"), ("", "t,h")])
 @pytest.mark.parametrize("first", ["", "nan,50\n"])
 def test_a_device_that_comes_back_with_another_header(
