@@ -235,6 +235,12 @@ class Recorder:
                 return EngineCall(kind, target)
         return None
 
+    def is_within(self, model: str, before: float) -> bool:
+        """Whether a call into a model began before a time, monotonic, and has not returned."""
+        return any(
+            since < before and target.startswith(f"{model} ") for since, _, target in self._calls()
+        )
+
     def problems(self) -> list[str]:
         """List the calls that last too long, as texts for health."""
         verbs = {"load": "is being loaded", "infer": "is inside one inference"}

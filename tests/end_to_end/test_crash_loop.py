@@ -7,7 +7,10 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -26,8 +29,8 @@ from edge_agent.daemon.hang_watch import SURE_SECONDS, HangWatch
 from edge_agent.serving.verdicts import LIMIT, Verdicts
 from tests.delivery.test_push_rejections import crash
 from tests.helpers.memory_groups import filling, limited
-from tests.helpers.push import model_folder
-from tests.helpers.small_models import brightness, plain, write_clip, write_manifest
+from tests.helpers.push import PlainSender, model_folder, plain_package, start_box
+from tests.helpers.small_models import brightness, loudness, plain, write_clip, write_manifest
 from tests.helpers.support import AgentProcess, Listener, Mosquitto, agent_settings, wait_until
 from tests.helpers.tiny_networks import node, save_onnx
 
@@ -297,11 +300,15 @@ def test_a_load_may_take_longer_than_an_inference() -> None:
 # The agent
 
 
-def hanging(folder: Path) -> Path:
-    """Make a model that never comes back from a bright picture, and at once from a dark one."""
+def hanging(folder: Path, version: str = "1", window: int = 0) -> Path:
+    """Make a model that never comes back from a bright picture, and at once from a dark one.
+
+    With a *window*: from values above 1000, and at once from others.
+    """
     from onnx import TensorProto, helper
 
     folder.mkdir(parents=True)
+    shape = (1, 1, window) if window else (1, 3, 16, 16)
     body = helper.make_graph(
         [node("Identity", ["go"], ["go_on"]), node("Sin", ["state"], ["next"])],
         "body",
@@ -318,17 +325,27 @@ def hanging(folder: Path) -> Path:
     save_onnx(
         folder / "model.onnx",
         [
-            node("ReduceMean", ["picture"], ["mean"], axes=[1, 2, 3], keepdims=0),
-            node("Mul", ["mean", "huge"], ["share"]),
+            node("ReduceMean", ["sample"], ["mean"], axes=[*range(1, len(shape))], keepdims=0),
+            node("Sub", ["mean", "usual"], ["above"]),
+            node("Relu", ["above"], ["excess"]),
+            node("Mul", ["excess", "huge"], ["share"]),
             node("Cast", ["share"], ["many"], to=7),
             node("Squeeze", ["many"], ["trips"]),
             node("Loop", ["trips", "true", "mean"], ["light"], body=body),
         ],
-        [("picture", "float32", (1, 3, 16, 16))],
+        [("sample", "float32", shape)],
         [("light", "float32", (1,))],
-        {"huge": np.array(1e12, np.float32), "true": np.array(True)},
+        {
+            "usual": np.array(1000 if window else 0, np.float32),
+            "huge": np.array(1e12, np.float32),
+            "true": np.array(True),
+        },
     )
-    return write_manifest(folder, "1", "regression", output={"decoder": "raw"})
+    if not window:
+        return write_manifest(folder, version, "regression", output={"decoder": "raw"})
+    entries = {"window": window, "layout": "ct"}
+    output = {"decoder": "score", "threshold": 100.0}
+    return write_manifest(folder, version, "anomaly", input=entries, output=output)
 
 
 def test_a_model_that_hangs_is_said_and_left_alone_at_last(
@@ -386,6 +403,53 @@ def test_a_model_that_hangs_is_said_and_left_alone_at_last(
     )
     listener.wait_for(lambda _: len(listener.on("edge/box/result/good")) > 3, "the good model")
     assert running.stop() == 0
+
+
+def test_a_version_that_hangs_in_its_probation_is_rolled_back(
+    broker: Mosquitto, listen: Listeners, agent: Agents, tmp_path: Path
+) -> None:
+    """The probation was over before the watchdog was sure of the hang: the version was live."""
+    loudness(tmp_path / "models" / "level", 2)
+    two = hanging(tmp_path / "level-2", "2", window=2)
+    listener = listen(broker.port)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager, ExitStack() as stack:
+        manager.bind(str(tmp_path / "notify"))
+        told = {"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "1000000"}
+        box = start_box(
+            *(tmp_path, broker, listener, partial(agent, environ=told), "box"),
+            source="mqtt:plant/v",
+            pipelines=[{"name": "door", "model": "level"}],
+            version=None,
+            models_dirs=[str(tmp_path / "models")],
+            trust={"allow_unsigned": True},
+            trial={"shadow_frames": 1, "probation_s": 3},
+        )
+        value, stop = [0], threading.Event()
+
+        def feed() -> None:
+            while not stop.wait(0.01):
+                listener.publish("plant/v", json.dumps(value[0]).encode())
+
+        feeding = threading.Thread(target=feed)
+        feeding.start()
+        stack.callback(feeding.join)
+        stack.callback(stop.set)
+        box.results_go_on("1")
+        sender = stack.enter_context(
+            PlainSender(broker.port, "box", plain_package(two, "level", "2"))
+        )
+        sender.offer().wait("probation")
+        value[0] = 2000
+        words = "model level@2 onnxruntime:CPU: hangs inside the engine (infer)"
+        wait_until(lambda: words in box.agent.words(), "the agent to see it")
+        assert box.model()["candidate"]["phase"] == "probation"
+        value[0] = 0
+        box.agent.signal(signal.SIGKILL)
+        box.agent.wait()
+        box.agent.restart()
+        state = box.wait_settled(outcome="rolled-back", version="2")
+        assert state["last"]["why"] == "the agent hung inside an engine during its probation"
+        box.results_go_on("1")
 
 
 def heard_of(manager: socket.socket) -> set[bytes]:

@@ -451,6 +451,13 @@ def test_a_sender_whose_clock_is_set_at_once_does_not_fill_the_memory() -> None:
         Windower(InputSpec(resample_hz=50.0)).push(judged)
 
 
+def test_a_rate_far_below_the_source_s_is_refused() -> None:
+    """The filter of a rate with a wrong exponent took all memory, and the source was blamed."""
+    rows = Reading(np.zeros((10, 1), np.float32), 0, 0.0)
+    with pytest.raises(ModelError, match=r"1e-09 is too low for a source of 6400 .* at least 0.12"):
+        Windower(InputSpec(resample_hz=1e-9, rate_hz=6400.0, window=2)).push(rows)
+
+
 def test_a_microphone_is_resampled_as_a_recording_of_it() -> None:
     """By lines along its times of arrival, 12 kHz came back as 4 kHz."""
     t = np.arange(48000) / 48000

@@ -19,6 +19,7 @@ from typing import Any, Literal
 from ...config.settings import Trial, parse_route
 from ...core.errors import AgentError, ModelError
 from ...core.files import fault, size_of
+from ...core.flight_recorder import recorder
 from ...core.types import Kind
 from ...device.headroom import has_room
 from ...inference.golden import check_golden
@@ -297,6 +298,8 @@ class Swap:
                     self._fail(candidate, why)
                 elif time.monotonic() < watch.until:
                     continue
+                elif recorder.is_within(candidate.id, watch.until):
+                    continue  # it may hang: then only the end of the agent decides
                 elif watch.stuck:
                     self._fail(candidate, "gave no result at all during its probation")
                 else:

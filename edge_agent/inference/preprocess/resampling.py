@@ -14,6 +14,8 @@ from ...core.types import Array
 
 LOBES = 16
 """Zero crossings of the sinc on either side."""
+MOST_RATIO = 50_000
+"""Most times that the source's rate may be the new one: a step needs 32 times so many rows."""
 PASS = 0.94
 """Share of half the lower rate up to which a tone keeps its amplitude."""
 
@@ -59,6 +61,11 @@ class Resampler:
             raise ModelError(
                 "input.resample_hz: the source has no times, and its rate is not known; give the "
                 "rate that it was recorded at as input.rate_hz"
+            )
+        if self._from > MOST_RATIO * self._to:
+            raise ModelError(
+                f"input.resample_hz: {self._to:g} is too low for a source of {self._from:g} rows a "
+                f"second; at least {self._from / MOST_RATIO:g}"
             )
         if self._from == self._to:
             return rows, np.arange(1 - len(rows), 1) / self._from
