@@ -292,7 +292,7 @@ class Journal:
 
     def _not_written(self, problem: OSError) -> str:
         why = problem.strerror or problem
-        lost = "events and totals of the last second are lost in a crash"
+        lost = "events and totals since then are lost in a crash"
         return f"{self._appended}: cannot be written: {why}; {lost}"
 
     def settle(self, safe: float, undone: Iterable[tuple[Payload, dict[str, Any]]] = ()) -> None:
