@@ -126,7 +126,11 @@ class Conditions:
         said = list(latest)
         for entry in fresh:
             for outcome in _about(entry.rule, said):
+                entry.shown = False  # it begins below: not before the end of what it replaces
                 self._step([entry], outcome, None, None, 0)
+                entry.shown = True
+        with log.held():
+            self._begin_due(fresh)
 
     def _take_over(self, before: Conditions) -> list[_Entry]:
         """Take what has not changed from the conditions *before*; return what is new."""
@@ -262,7 +266,10 @@ class Conditions:
 
         Also where a cooldown, or time outside of the rule's hours or modes, has ended.
         """
-        for entry in self._entries:
+        self._begin_due(self._entries)
+
+    def _begin_due(self, entries: Iterable[_Entry]) -> None:
+        for entry in entries:
             if self._stand_still(entry):
                 continue
             entry.condition.advance(self._log.now)

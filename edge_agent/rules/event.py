@@ -5,7 +5,8 @@ Section 3 of the interface.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Literal
 
 from ..config.asks import Ask
@@ -173,6 +174,14 @@ class EventLog:
         self.arrived += passed
         self.now += passed
         self.time_ns += int(passed * 1e9)
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Have the time pass in which a silent sensor is known to have changed nothing."""
+        latest = self.now, self.arrived, self.time_ns
+        self.let_pass(self.held_until)
+        yield
+        self.now, self.arrived, self.time_ns = latest
 
     def flush(self) -> None:
         """Emit the events created since the last call."""

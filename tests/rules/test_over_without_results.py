@@ -295,6 +295,21 @@ def test_what_a_silent_sensor_has_said_holds_until_it_says_otherwise() -> None:
     assert stage.told()[3:] == [("open", "end")]
 
 
+@pytest.mark.parametrize("for_s", [0.0, 60.0])
+def test_a_changed_rule_of_a_silent_sensor_begins_where_the_one_before_ends(for_s: float) -> None:
+    """It began before that end, so that Home Assistant, told of both late, showed no alarm."""
+    stage = Stage(rules=[OPEN])
+    stage.give(Values({"contact": 1.0}))
+    stage.tick(100.0, silent=True)
+    stage.apply(rules=[{**OPEN, "above": 0.7, "for_s": for_s}])
+    assert stage.told() == [("open", "begin"), ("open", "end"), ("open", "begin")]
+    _, ended, begun = stage.events
+    assert ended.time_ns == begun.time_ns == pytest.approx(stage.now * 1e9, abs=1000)
+    assert ended.facts["seconds"] == pytest.approx(100.0)
+    stage.give(Values({"contact": 0.0}), wait=5.0)
+    assert stage.events[-1].facts["seconds"] == pytest.approx(5.0)
+
+
 @pytest.mark.parametrize("why", ["stopped", "reloaded", "lost"])
 def test_what_a_silent_sensor_has_said_lasts_until_it_is_ended(why: Any) -> None:
     """A door that had been open for an hour was said to have been so for no time at all."""
