@@ -397,7 +397,7 @@ class Moves:
     def step(self, view: View) -> None:
         """Check a result."""
         self._tell(self._arrivals, view.slots, view.rose)
-        self._tell(self._departures, view.slots, view.fell)
+        self._tell(self._departures, view.left, view.fell)
 
     def end(self, slots: Slots) -> None:
         """Report objects that are given up as having left their zones."""
@@ -436,7 +436,7 @@ class Stays:
     def step(self, view: View) -> None:
         """Check a result: end the events of objects that have left."""
         for row, place in where(view.fell.take(self._columns, axis=1)):
-            self._end(int(self._columns[place]), int(view.slots[row]), "over")
+            self._end(int(self._columns[place]), int(view.left[row]), "over")
 
     def end(self, slots: Slots) -> None:
         """End the events of objects that are given up."""

@@ -91,16 +91,37 @@ class Occupancy:
         columns): what becomes false. *also*: the labels found in each by second stages.
         """
         inside, present = self._present(slots, placed, tracker, also)
-        least, of = self._needed
-        bits = (self._bits.take(slots, axis=0) << 1 | present) & ((1 << of) - 1)
-        self._bits[slots] = bits
         self.missed += 1
         self._risen += 1
         self.missed[slots] = np.where(present, 0, self.missed.take(slots, axis=0))
+        bits = self._bits.take(slots, axis=0) << 1 | present
+        rose, fell = self._judge(slots, bits, (tracker.number[slots] > 0)[:, None], now)
+        return inside, rose, fell
+
+    def leave(self, slots: Slots, placed: Placed) -> Flags:
+        """Take where the objects in *slots* (n,) are that are seen below the threshold only.
+
+        They count nowhere anew, and where they are they go on counting. Return (n, columns): what
+        becomes false.
+        """
+        there = self._places(slots, placed).take(self._zone_of, axis=1)
+        bits = self._bits.take(slots, axis=0)
+        _, fell = self._judge(slots, np.where(there, bits, bits << 1), np.zeros((1, 1), bool), 0.0)
+        return fell
+
+    def _judge(
+        self, slots: Slots, bits: NDArray[np.int64], known: Flags, now: float
+    ) -> tuple[Flags, Flags]:
+        """Return (n, columns): what becomes true, and what false, by the latest *bits*.
+
+        *known* (n, 1): whether each may begin to count.
+        """
+        least, of = self._needed
+        bits &= (1 << of) - 1
+        self._bits[slots] = bits
         count = ones(bits)
         enough = count >= least
         before = self.held.take(slots, axis=0)
-        known = (tracker.number[slots] > 0)[:, None]
         held = (enough & known) | (before & (enough | (of - count < least)))
         self.held[slots] = held
         rose, fell = held & ~before, before & ~held
@@ -108,7 +129,7 @@ class Occupancy:
             self.changed = True
             self.since[slots] = np.where(rose, now, self.since.take(slots, axis=0))
             self._risen[slots] = np.where(rose, 0, self._risen.take(slots, axis=0))
-        return inside, rose, fell
+        return rose, fell
 
     def _present(
         self,
@@ -118,14 +139,19 @@ class Occupancy:
         also: Sequence[frozenset[str]] | None,
     ) -> tuple[Flags, Flags]:
         """Return (n, zones): whether each is inside; (n, columns): whether each is there."""
-        there = np.ones((len(slots), len(self.names) + 1), bool)
-        if self._zones is not None:
-            before = self._inside.take(slots, axis=0)
-            self._inside[slots] = there[:, :-1] = self._zones.inside(placed, before)
+        there = self._places(slots, placed)
         present = there.take(self._zone_of, axis=1)
         if any(self._labels):
             present &= self._labeled(slots, tracker, also)
         return there[:, :-1], present
+
+    def _places(self, slots: Slots, placed: Placed) -> Flags:
+        """Return (n, zones + 1): whether each is inside, and in the whole frame, which it is."""
+        there = np.ones((len(slots), len(self.names) + 1), bool)
+        if self._zones is not None:
+            before = self._inside.take(slots, axis=0)
+            self._inside[slots] = there[:, :-1] = self._zones.inside(placed, before)
+        return there
 
     def _labeled(
         self, slots: Slots, tracker: Tracker, also: Sequence[frozenset[str]] | None
@@ -240,7 +266,9 @@ class View:
     rose: Flags
     """(n, columns of `Occupancy`): flags that became true with this result."""
     fell: Flags
-    """(n, columns of `Occupancy`): flags that became false with this result."""
+    """(m, columns of `Occupancy`): flags that became false with this result."""
+    left: Slots
+    """(m,) the slots of `fell`: also of objects that are seen below the threshold only."""
     begun: Slots
     """Slots of objects seen for the first time."""
     ended: Slots
@@ -336,8 +364,9 @@ class TrackedObjects:
         """Add the detections of a result, *seconds* after the previous one.
 
         Return them with tracks and zones, and the view for the rules. *weak*: those below the
-        threshold, which only continue tracks. *size*: width and height of the frame. *staged*: the
-        labels found in each, by second stage; None: not known now, so as before.
+        threshold, which continue tracks and say where these are no more. *size*: width and height
+        of the frame. *staged*: the labels found in each, by second stage; None: not known now, so
+        as before.
         """
         tracker, occupancy = self.tracker, self.occupancy
         if tracker.size != size:
@@ -359,13 +388,18 @@ class TrackedObjects:
         also = None if staged is None else self._note(slots, at, staged)
         self._read(found, at, slots)
         inside, rose, fell = occupancy.update(slots, placed, tracker, now, also)
+        left = slots
+        if weak is not None and tracker.carried.size:
+            left = np.concatenate([slots, tracker.carried])
+            self._boxes[tracker.carried] = boxes = weak.boxes.take(tracker.carried_by, axis=0)
+            fell = np.vstack([fell, occupancy.leave(tracker.carried, place(boxes, size))])
         zones: list[tuple[str, ...]] | None = None
         if occupancy.names:
             zones = [()] * len(found)
             for index, row in zip(at.tolist(), inside.tolist(), strict=True):
                 zones[index] = tuple(compress(occupancy.names, row))
         numbers = np.where(slot_of >= 0, tracker.number[slot_of], 0)
-        view = View(slots, placed, rose, fell, tracker.begun, tracker.ended)
+        view = View(slots, placed, rose, fell, left, tracker.begun, tracker.ended)
         return replace(found, tracks=numbers, zones=None if zones is None else tuple(zones)), view
 
     def _note(

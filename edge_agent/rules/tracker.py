@@ -62,6 +62,8 @@ class Tracker:
         """Slots whose tracks ended with the latest update; free from the next update on."""
         self.begun = NONE
         """Slots whose tracks were first seen in the latest update."""
+        self.carried = self.carried_by = NONE
+        """Slots whose tracks only weak detections continued in the latest update; their rows."""
         self._index: dict[str, int] = {}
         self._free = list(range(room))[::-1]
         self._unseen = np.zeros(room)
@@ -119,6 +121,7 @@ class Tracker:
             self._match(found, kinds, seen, slot_of, rows_left, columns_left)
         said = _said(found, size)
         self._take(slot_of, seen, kinds, said)
+        self.carried = self.carried_by = NONE
         if weak is not None and len(weak):
             self._carry_on(alive, rows_left, weak)
         self._age(alive[rows_left], seconds)
@@ -187,6 +190,7 @@ class Tracker:
         picked = assign(rows, columns, fit)
         rows, columns = rows[picked], columns[picked]
         slots = alive[there[rows]]
+        self.carried, self.carried_by = slots, columns
         self.motion.update(slots, places(weak.boxes)[columns])
         self._unseen[slots] = 0.0
         self._missed[slots] = 0

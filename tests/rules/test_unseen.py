@@ -51,6 +51,31 @@ def test_who_is_hidden_for_a_moment_dwells_once_he_is_seen_again() -> None:
     assert {event.seq for event in stage.events} == {27}
 
 
+def test_who_leaves_while_seen_below_the_threshold_has_left() -> None:
+    """Somebody who sat down at the far end held the zone that he had left, and its alarm."""
+    leave = {"name": "leave", "when": "leave", "zone": "yard"}
+    absent = {"name": "absent", "when": "absent", "zone": "yard", "for_s": 1.0}
+    stage = stage_of(DWELL, COUNT, leave, absent)
+    for _ in range(30):
+        stage.show(box(40, 60))
+    for _ in range(30):
+        stage.show(weak=[box(40, 60, score=0.2)])
+    assert sorted(stage.told()) == sorted(BEGUN), "he is still there"
+    assert stage.engine.counts() == {"yard": {"a": 1}}
+    for step in range(60):
+        stage.show(weak=[box(min(90, 40 + 2 * step), 60, score=0.2)])
+    told = stage.told()[2:]
+    assert sorted(told[:3]) == [("count", "end"), ("dwell", "end"), ("leave", "once")]
+    assert told[3:] == [("absent", "begin")]
+    assert stage.engine.counts() == {"yard": {}}
+    for step in range(60):
+        stage.show(weak=[box(max(40, 90 - 2 * step), 60, score=0.2)])
+    assert len(stage.told()) == 6, "below the threshold nobody comes"
+    stage.show(box(40, 60))
+    stage.show(box(40, 60))
+    assert stage.told()[6:] == [("absent", "end")]
+
+
 def test_who_is_beyond_the_zone_does_not_begin_to_dwell_in_it() -> None:
     """With `frames` of 2/6 he counts as being there for five more results, which is no begin."""
     rules = [{**rule, "frames": "2/6"} for rule in (DWELL, COUNT)]
