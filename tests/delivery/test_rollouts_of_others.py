@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -38,3 +39,22 @@ def test_a_plan_of_others_by_another_key_is_nothing_to_mend(
     with pytest.raises(MalformedError, match="signed by no key that is trusted here"):
         hear(wave, Wave(devices=("edge-01",)))
     assert device.words != []
+
+
+def test_a_key_that_is_laid_down_later_is_used(tmp_path: Path) -> None:
+    """The box said that no trusted key had signed it until its next start, as `check` said ok."""
+    device = Device(tmp_path)
+    generate_key(tmp_path / "their.key")
+    payload = seal(device.plan, load_private(tmp_path / "their.key"))
+    topic = f"edge/@rollout/{device.plan.id}"
+    message = ReceivedMessage(topic, payload, retained=True)
+    with pytest.raises(MalformedError, match="signed by no key that is trusted here"):
+        device.rollouts.take((device.plan.id,), message)
+    device.wait()
+    assert [word["why"] for word in device.words] == ["it is signed by no key that is trusted here"]
+    (tmp_path / "their.key.pub").rename(tmp_path / "trust" / "their.pub")
+    device.rollouts.tick(time.monotonic() + 61 * 60)
+    assert [(word["state"], word.get("why")) for word in device.words[1:3]] == [
+        ("waiting", None),
+        ("receiving", None),
+    ]

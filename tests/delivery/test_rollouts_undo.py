@@ -39,6 +39,7 @@ class Device:
         self.folder = folder
         for version in ("1", "2"):
             model_folder(folder / "models" / version, version)
+        (folder / "trust").mkdir()
         self.store = Store(folder / "state")
         self.store.activate("level", "1")
         self.words: list[dict[str, Any]] = []
@@ -72,7 +73,7 @@ class Device:
             profile="generic",
             here=(),
             groups=tuple,
-            trusted=lambda: TrustedKeys([]),
+            trusted=lambda: TrustedKeys([self.folder / "trust"]),
             allow_unsigned=lambda: True,
             quota_bytes=lambda: 2**24,
             pinned=tuple,

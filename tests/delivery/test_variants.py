@@ -17,7 +17,7 @@ from edge_agent.models.packages.ustar import RECORD
 from edge_agent.models.store.incoming import Incoming
 from edge_agent.models.store.install import install_folder, install_incoming
 from edge_agent.models.store.local_blocks import check_unchanged
-from edge_agent.models.store.store import Store
+from edge_agent.models.store.store import NOTES, Store
 from edge_agent.serving.choice import match_profile, variants_here
 from tests.helpers.push import LABELS, Box, classifier, golden, manifest, start_box
 from tests.helpers.support import AgentProcess, Listener, Mosquitto, run_cli
@@ -227,6 +227,9 @@ def test_add_keeps_one_variant_with_its_own_golden_outputs(tmp_path: Path) -> No
         installed = install_folder(store, load(folder, here))
         assert installed.golden == installed.path / own
         assert installed.golden.is_file()
+        check_unchanged(installed.path, "level@1")
+    (installed.path / NOTES / "layout.json").write_text("[" * 100_000)
+    with pytest.raises(ModelError, match="changed on the disk"):
         check_unchanged(installed.path, "level@1")
     assert "golden-arm-small.npz" not in files(tmp_path / "state-golden.npz/models/level/1")
 

@@ -12,6 +12,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -82,9 +83,10 @@ class Rollouts:
         """By id: plans on the broker that are for this device."""
         self._due: dict[str, float] = {}
         """By id: monotonic time when it is checked next."""
-        self._refused: dict[str, dict[str, Any]] = {}
-        """By id: the report on a roll-out for this device that it does not follow."""
-        self._expiry_checked = 0.0
+        self._refused: dict[str, tuple[dict[str, Any], ReceivedMessage]] = {}
+        """By id: the report on a roll-out for this device that it does not follow, and the plan."""
+        self._checked = 0.0
+        """Monotonic time of `_check_again`."""
         self._lock = threading.Lock()
         """Guards the known roll-outs, and the reports on all."""
         self._known = self._file.read()
@@ -112,7 +114,7 @@ class Rollouts:
             if name in self._plans:
                 self._presence.heard(name, message.topic)
         except MalformedError as problem:
-            if self._concerns(name, message.payload, str(problem)):
+            if self._concerns(name, message, str(problem)):
                 raise
             log.debug("%s: not for this device: %s", message.topic, problem)
         return False
@@ -130,6 +132,7 @@ class Rollouts:
             or (known.aborted and plan.state != "aborted" and not renewed)
         ):
             raise MalformedError("is older than what this device has seen of this roll-out")
+        told = self._refused.pop(name, None) is not None
         if known is None or renewed:
             if mine is None:
                 return
@@ -142,14 +145,14 @@ class Rollouts:
             known.serial, known.aborted = plan.serial, plan.state == "aborted"
             self._save()
         self._follow(name, plan, known)
-        if known.state != "waiting":
+        if told or known.state != "waiting":
             with self._lock:
                 self._speak(name)  # the broker may have lost it
 
-    def _concerns(self, name: str, payload: bytes, why: str) -> bool:
+    def _concerns(self, name: str, message: ReceivedMessage, why: str) -> bool:
         """Whether a plan that is not followed may name this device; if so, it is reported why."""
         try:
-            plan = read(payload, None)
+            plan = read(message.payload, None)
         except MalformedError:
             return True
         wave = plan.wave_of(self._identity.device, self._identity.groups())
@@ -157,16 +160,17 @@ class Rollouts:
             return True
         if wave is None:
             return False
-        self._refuse(name, plan, wave, why)
+        self._refuse(name, plan, wave, why, message)
         return True
 
-    def _refuse(self, name: str, plan: Plan, wave: int, why: str) -> None:
+    def _refuse(self, name: str, plan: Plan, wave: int, why: str, message: ReceivedMessage) -> None:
         """Report why a roll-out that names this device is not followed."""
         said = {"id": name, "wave": wave, "state": "waiting", "why": why, "created": plan.created}
         with self._lock:
-            if self._refused.get(name) == said:
+            before, _ = self._refused.get(name, ({}, None))
+            self._refused[name] = said, message
+            if before == said:
                 return
-            self._refused[name] = said
             if len(self._refused) > MOST_REFUSED:
                 del self._refused[next(iter(self._refused))]
             self._speak()
@@ -184,7 +188,6 @@ class Rollouts:
             if len(self._known) >= MOST_KNOWN:
                 raise MalformedError(f"{MOST_KNOWN} roll-outs are followed already")
             self._known[name] = known
-            self._refused.pop(name, None)
         return known
 
     def _forget(self, name: str) -> None:
@@ -241,7 +244,7 @@ class Rollouts:
     def tick(self, now: float) -> None:
         """Do the work that is due at *now*, monotonic time."""
         self._hear_changes(now)
-        self._give_up(now)
+        self._check_again(now)
         for name, at in list(self._due.items()):
             plan, known = self._plans.get(name), self._known[name]
             if plan is None:  # removed from the broker meanwhile
@@ -268,11 +271,16 @@ class Rollouts:
                 if known.state == "receiving":
                     self._set(name, known, "receiving", self._transfers.lack(plan.transfer, now))
 
-    def _give_up(self, now: float) -> None:
-        """Stop what waits for the plan of a roll-out that has expired."""
-        if now < self._expiry_checked + AGAIN_SECONDS or not self._identity.credible():
+    def _check_again(self, now: float) -> None:
+        """Follow what may be trusted by now; stop what waits for the plan of an expired one."""
+        if now < self._checked + AGAIN_SECONDS:
             return
-        self._expiry_checked = now
+        self._checked = now
+        for name, (_, message) in list(self._refused.items()):
+            with suppress(MalformedError):
+                self.take((name,), message)
+        if not self._identity.credible():
+            return
         for name, known in self._known.items():
             if not known.ended and name not in self._plans and known.expires < time.time():
                 self._stop(known.transfer, "its roll-out has expired")
@@ -464,7 +472,7 @@ class Rollouts:
             for other, each in self._known.items()
             if other != name and other in self._plans and each.state != "waiting"
         ]
-        others += self._refused.values()
+        others += [said for said, _ in self._refused.values()]
         word = others.pop(0) if name is None else {"id": name, **self._known[name].word()}
         more = {"others": others[-MOST_OTHERS:]} if others else {}
         self._say({"schema": SCHEMA, **word, **more})

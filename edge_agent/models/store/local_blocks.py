@@ -154,7 +154,7 @@ def check_unchanged(folder: Path, label: str) -> None:
             length = blocks.lengths[index]
             trouble = " or ".join(layout.files_in(offset, length)) or trouble
             blocks.check(index, stream.read(offset, length))
-    except (ModelError, OSError, ValueError, TypeError) as problem:
+    except (ModelError, OSError, *DAMAGED) as problem:
         log.debug("%s", folder, exc_info=problem)
         raise ModelError(changed_words(label, trouble)) from problem
 
