@@ -231,6 +231,8 @@ class EventLog:
         """End an event, with further facts for its end."""
         # What ends it is no sample: until then what a silent sensor has said was true.
         held = max(0.0, self.held_until - self.arrived) if why != "over" else 0.0
+        # A message may have been on its way when the event began with what a silent sensor said.
+        held = max(held, event.began - self.now)
         seconds = round(max(0.0, self.now + held - event.began), 3)
         # What is switched off and on, or gets another rule, begins anew: a cooldown would hide it.
         cooldown_s = event.rule.cooldown_s if why in {"over", "lost"} else 0.0

@@ -104,7 +104,9 @@ class Occupancy:
         They count nowhere anew, and where they are they go on counting. Return (n, columns): what
         becomes false.
         """
+        before = self._inside.take(slots, axis=0)
         there = self._places(slots, placed).take(self._zone_of, axis=1)
+        self._inside[slots] &= before
         bits = self._bits.take(slots, axis=0)
         _, fell = self._judge(slots, np.where(there, bits, bits << 1), np.zeros((1, 1), bool), 0.0)
         return fell
@@ -391,8 +393,7 @@ class TrackedObjects:
         left = slots
         if weak is not None and tracker.carried.size:
             left = np.concatenate([slots, tracker.carried])
-            self._boxes[tracker.carried] = boxes = weak.boxes.take(tracker.carried_by, axis=0)
-            fell = np.vstack([fell, occupancy.leave(tracker.carried, place(boxes, size))])
+            fell = np.vstack([fell, self._leave(weak)])
         zones: list[tuple[str, ...]] | None = None
         if occupancy.names:
             zones = [()] * len(found)
@@ -401,6 +402,15 @@ class TrackedObjects:
         numbers = np.where(slot_of >= 0, tracker.number[slot_of], 0)
         view = View(slots, placed, rose, fell, left, tracker.begun, tracker.ended)
         return replace(found, tracks=numbers, zones=None if zones is None else tuple(zones)), view
+
+    def _leave(self, weak: Detections) -> Flags:
+        """Let objects that only *weak* detections show leave where they are no more."""
+        slots, size = self.tracker.carried, self.tracker.size
+        boxes = weak.boxes.take(self.tracker.carried_by, axis=0)
+        fell = self.occupancy.leave(slots, place(boxes, size))
+        gone = fell.any(axis=1)
+        self._boxes[slots[gone]] = boxes[gone]  # other settings are to find it there
+        return fell
 
     def _note(
         self, slots: Slots, at: Slots, staged: Sequence[Mapping[str, frozenset[str] | None]]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -58,3 +59,18 @@ def test_a_key_that_is_laid_down_later_is_used(tmp_path: Path) -> None:
         ("waiting", None),
         ("receiving", None),
     ]
+
+
+def test_a_plan_that_was_replaced_is_not_followed_once_its_key_is_there(tmp_path: Path) -> None:
+    """What lies on the broker counts, and that names other devices now."""
+    device = Device(tmp_path)
+    generate_key(tmp_path / "their.key")
+    key, name = load_private(tmp_path / "their.key"), device.plan.id
+    others = replace(device.plan, waves=(Wave(devices=("other",)),), serial=2)
+    for plan in device.plan, others:
+        message = ReceivedMessage(f"edge/@rollout/{name}", seal(plan, key), retained=True)
+        with suppress(MalformedError):
+            device.rollouts.take((name,), message)
+    (tmp_path / "their.key.pub").rename(tmp_path / "trust" / "their.pub")
+    device.wait()
+    assert [word["state"] for word in device.words] == ["waiting"]

@@ -76,6 +76,27 @@ def test_who_leaves_while_seen_below_the_threshold_has_left() -> None:
     assert stage.told()[6:] == [("absent", "end")]
 
 
+@pytest.mark.parametrize("reload", [False, True])
+def test_nobody_comes_into_a_zone_below_the_threshold(reload: bool) -> None:
+    """Nor with other settings, nor beside its edge, once he has been in it below the threshold."""
+    enter = {"name": "enter", "when": "enter", "zone": "yard"}
+    stage = stage_of(enter, COUNT)
+    for _ in range(5):
+        stage.show(box(71.5, 60))
+    for _ in range(5):
+        stage.show(weak=[box(69, 60, score=0.2)])
+    if reload:
+        stage.apply(
+            zones={"yard": ((0.0, 0.0), (0.71, 0.0), (0.71, 1.0), (0.0, 1.0))}, rules=[enter]
+        )
+        stage.show(weak=[box(69, 60, score=0.2)])
+    else:
+        for _ in range(5):
+            assert stage.show(box(71.5, 60)).zones == ((),)
+    assert stage.told() == []
+    assert stage.engine.counts() == {"yard": {}}
+
+
 def test_who_is_beyond_the_zone_does_not_begin_to_dwell_in_it() -> None:
     """With `frames` of 2/6 he counts as being there for five more results, which is no begin."""
     rules = [{**rule, "frames": "2/6"} for rule in (DWELL, COUNT)]

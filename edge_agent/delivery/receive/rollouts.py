@@ -132,11 +132,12 @@ class Rollouts:
             or (known.aborted and plan.state != "aborted" and not renewed)
         ):
             raise MalformedError("is older than what this device has seen of this roll-out")
-        told = self._refused.pop(name, None) is not None
         if known is None or renewed:
             if mine is None:
+                self._refused.pop(name, None)
                 return
             known = self._begin(name, plan, mine)
+        told = self._refused.pop(name, None) is not None
         self._plans[name] = plan
         if known.state == "live" and name not in self._file.held:
             # An earlier run may not have noted it.
@@ -154,8 +155,11 @@ class Rollouts:
         try:
             plan = read(message.payload, None)
         except MalformedError:
+            self._refused.pop(name, None)  # it is no longer what lies on the broker
             return True
         wave = plan.wave_of(self._identity.device, self._identity.groups())
+        if wave is None or plan.id != name:
+            self._refused.pop(name, None)
         if plan.id != name or (name in self._known and plan.settings is None):
             return True
         if wave is None:
