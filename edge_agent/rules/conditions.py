@@ -125,11 +125,12 @@ class Conditions:
         fresh = self._entries if before is None else self._take_over(before)
         said = list(latest)
         for entry in fresh:
+            entry.shown = False  # it begins below: not before the end of what it replaces
             for outcome in _about(entry.rule, said):
-                entry.shown = False  # it begins below: not before the end of what it replaces
                 self._step([entry], outcome, None, None, 0)
-                entry.shown = True
-        with log.held():
+            entry.shown = True
+        with log.without_sample():
+            log.let_pass(log.held_until)
             self._begin_due(fresh)
 
     def _take_over(self, before: Conditions) -> list[_Entry]:

@@ -176,10 +176,9 @@ class EventLog:
         self.time_ns += int(passed * 1e9)
 
     @contextmanager
-    def held(self) -> Iterator[None]:
-        """Have the time pass in which a silent sensor is known to have changed nothing."""
+    def without_sample(self) -> Iterator[None]:
+        """Go back to the time of the current sample at the end of the context; see `let_pass`."""
         latest = self.now, self.arrived, self.time_ns
-        self.let_pass(self.held_until)
         yield
         self.now, self.arrived, self.time_ns = latest
 

@@ -178,9 +178,8 @@ class RuleEngine:
         the samples have their times from another one: else a late sample would begin the event
         again. *silent*: no result comes because nothing changes, so that events may also begin.
         """
-        with self._lock:
-            log = self._log
-            latest = log.now, log.arrived, log.time_ns
+        log = self._log
+        with self._lock, log.without_sample():
             if silent and log.seq >= 0:
                 log.held_until = now
                 log.let_pass(now - WAY_SECONDS)
@@ -190,7 +189,6 @@ class RuleEngine:
             for part in (self._stays, self._conditions):
                 part.end_over(lambda rule: not (log.holds(rule) or self._holds(rule, time_ns)))
             self._flush()
-            log.now, log.arrived, log.time_ns = latest
 
     # Called by others
 
