@@ -159,7 +159,7 @@ class Occupancy:
         self, slots: Slots, tracker: Tracker, also: Sequence[frozenset[str]] | None
     ) -> Flags:
         """Return (n, columns): whether each counts by its labels; *also*: those of stages."""
-        fits: Flags = self._fits(tracker.labels).take(tracker.label_of(slots), axis=0)
+        fits: Flags = self._fits(tracker.labels).take(tracker.kind[slots], axis=0)
         if also:
             fits |= np.array([[bool(w & labels) for w in self._labels] for labels in also])
         return fits
@@ -238,7 +238,7 @@ class Occupancy:
     def counts(self, tracker: Tracker) -> dict[str, dict[str, int]]:
         """Return how many objects of each label count in each zone."""
         alive, labels = tracker.alive, tracker.labels
-        kinds = tracker.label_of(alive)
+        kinds = tracker.kind[alive]
         return {
             zone: dict(Counter(labels[kind] for kind in kinds[self.held[alive, column]].tolist()))
             for column, zone in enumerate(self.names)
@@ -391,8 +391,8 @@ class TrackedObjects:
         self._read(found, at, slots)
         inside, rose, fell = occupancy.update(slots, placed, tracker, now, also)
         left = slots
-        if weak is not None and tracker.carried.size:
-            left = np.concatenate([slots, tracker.carried])
+        if weak is not None and tracker.carried[0].size:
+            left = np.concatenate([slots, tracker.carried[0]])
             fell = np.vstack([fell, self._leave(weak)])
         zones: list[tuple[str, ...]] | None = None
         if occupancy.names:
@@ -405,8 +405,8 @@ class TrackedObjects:
 
     def _leave(self, weak: Detections) -> Flags:
         """Let objects that only *weak* detections show leave where they are no more."""
-        slots, size = self.tracker.carried, self.tracker.size
-        boxes = weak.boxes.take(self.tracker.carried_by, axis=0)
+        (slots, rows), size = self.tracker.carried, self.tracker.size
+        boxes = weak.boxes.take(rows, axis=0)
         fell = self.occupancy.leave(slots, place(boxes, size))
         gone = fell.any(axis=1)
         self._boxes[slots[gone]] = boxes[gone]  # other settings are to find it there
@@ -435,18 +435,19 @@ class TrackedObjects:
             self._texts |= {slot: text for slot, i in texts if (text := found.texts[i])}
 
     def label(self, slot: int, wanted: Sequence[str] = ()) -> str:
-        """Return the label that an object had most, among those wanted.
+        """Return an object's label if it is wanted, else what else was said of it that is.
 
-        If it had none of those, return the label of a second stage.
+        That is the label it had most among those, or one of a second stage.
         """
         labels, votes = self.tracker.labels, self.tracker.votes[slot]
-        among = [kind for kind, label in enumerate(labels) if label in wanted]
-        if not any(votes[kind] for kind in among):
-            staged = self._staged.get(slot, _NONE).shown
-            below = next((label for label in wanted if label in staged), None)
-            if below is not None:
-                return below
-        return labels[max(among, key=votes.__getitem__) if among else int(votes.argmax())]
+        own: str = labels[self.tracker.kind[slot]]
+        if not wanted or own in wanted:
+            return own
+        among = [kind for kind, label in enumerate(labels) if label in wanted and votes[kind]]
+        if among:
+            return labels[max(among, key=votes.__getitem__)]
+        staged = self._staged.get(slot, _NONE).shown
+        return next((label for label in wanted if label in staged), own)
 
     def facts(self, slot: int, rule: Rule) -> dict[str, Any]:
         """Return the facts about an object for the event of a rule."""

@@ -33,6 +33,13 @@ EDGE = 2.0
 """A box this near the frame's edge may be cut by it, pixels."""
 CUT = 0.1
 """Factor for the weight of a cut box's label."""
+LABEL_SECONDS = 5.0
+"""Time in which a label that is said no more loses its weight, down to 1/e."""
+LABEL_RESULTS = 20
+"""At low rates it takes this many results."""
+LABEL_CHANGE = 2.0
+"""A track's label changes once another has this many times its weight: two labels that a model
+gives in turn do not begin and end events in turn."""
 LOST_SECONDS = 1.0
 LOST_RESULTS = 3
 """At low rates a track survives this many results without it."""
@@ -54,7 +61,9 @@ class Tracker:
         self.number = np.zeros(room, np.int64)
         """Track number by slot; 0: it has been seen only once."""
         self.votes = np.zeros((room, 8))
-        """Sums of scores, by slot and label."""
+        """Weights of labels, by slot and label: scores, the latest count most."""
+        self.kind = np.zeros(room, np.intp)
+        """Index of the label in `labels`, by slot."""
         self.labels: list[str] = []
         self.alive = NONE
         """Slots in use."""
@@ -62,8 +71,9 @@ class Tracker:
         """Slots whose tracks ended with the latest update; free from the next update on."""
         self.begun = NONE
         """Slots whose tracks were first seen in the latest update."""
-        self.carried = self.carried_by = NONE
-        """Slots whose tracks only weak detections continued in the latest update; their rows."""
+        self.carried = NONE, NONE
+        """Slots whose tracks only weak detections continued in the latest update, and their rows
+        in those detections."""
         self._index: dict[str, int] = {}
         self._free = list(range(room))[::-1]
         self._unseen = np.zeros(room)
@@ -91,11 +101,6 @@ class Tracker:
         self._release(np.concatenate([self.alive, self.ended]))
         self.alive = self.begun = NONE
 
-    def label_of(self, slots: Slots) -> Slots:
-        """Return the label that each track had most, as an index into `labels`."""
-        found: Slots = self.votes.take(slots, axis=0).argmax(axis=1)
-        return found
-
     def update(
         self, found: Detections, weak: Detections | None, seconds: float, size: tuple[int, int]
     ) -> Slots:
@@ -120,8 +125,8 @@ class Tracker:
         if len(alive) and len(found):
             self._match(found, kinds, seen, slot_of, rows_left, columns_left)
         said = _said(found, size)
-        self._take(slot_of, seen, kinds, said)
-        self.carried = self.carried_by = NONE
+        self._take(slot_of, seen, kinds, said, seconds)
+        self.carried = NONE, NONE
         if weak is not None and len(weak):
             self._carry_on(alive, rows_left, weak)
         self._age(alive[rows_left], seconds)
@@ -140,7 +145,7 @@ class Tracker:
         """Assign detections to tracks: by overlap, then by distance."""
         alive = self.alive
         rows, columns, fit = overlaps(self.motion.boxes(alive), found.boxes)
-        label = self.label_of(alive)
+        label = self.kind[alive]
         gain = fit + np.float32(SAME_LABEL) * (label[rows] == kinds[columns])
         # All tracks at once: a known track must not take a detection that fits a new one better.
         known = self.number[alive[rows]] > 0
@@ -165,17 +170,35 @@ class Tracker:
         rows_left[rest[rows[picked]]] = False
         columns_left[free[columns[picked]]] = False
 
-    def _take(self, slot_of: Slots, seen: Floats, kinds: Slots, said: NDArray[np.float32]) -> None:
+    def _take(
+        self,
+        slot_of: Slots,
+        seen: Floats,
+        kinds: Slots,
+        said: NDArray[np.float32],
+        seconds: float,
+    ) -> None:
         """Correct the tracks by matched detections; one seen a second time gets its number."""
         there = np.flatnonzero(slot_of >= 0)
         slots = slot_of[there]
         self.motion.update(slots, seen[there])
-        self.votes[slots, kinds[there]] += said[there]
+        self._vote(slots, kinds[there], said[there], seconds)
         self._unseen[slots] = 0.0
         self._missed[slots] = 0
         new = slots[self.number[slots] == 0]
         self.number[new] = np.arange(self.next, self.next + len(new))
         self.next += len(new)
+
+    def _vote(self, slots: Slots, kinds: Slots, said: NDArray[np.float32], seconds: float) -> None:
+        """Add what detections say of tracks' labels, *seconds* after the previous result."""
+        fade = min(1 - np.exp(-seconds / LABEL_SECONDS), 1 / LABEL_RESULTS)
+        # By what is said: at the frame's edge little is, so what was seen before stays.
+        self.votes[slots] *= 1 - fade * np.minimum(said, 1)[:, None]
+        self.votes[slots, kinds] += said
+        votes, known = self.votes[slots], self.kind[slots]
+        rows, most = np.arange(len(slots)), votes.argmax(axis=1)
+        change = votes[rows, most] > LABEL_CHANGE * votes[rows, known]
+        self.kind[slots[change]] = most[change]
 
     def _carry_on(self, alive: Slots, rows_left: Flags, weak: Detections) -> None:
         """Assign weak detections to known tracks that were in the previous result."""
@@ -190,7 +213,7 @@ class Tracker:
         picked = assign(rows, columns, fit)
         rows, columns = rows[picked], columns[picked]
         slots = alive[there[rows]]
-        self.carried, self.carried_by = slots, columns
+        self.carried = slots, columns
         self.motion.update(slots, places(weak.boxes)[columns])
         self._unseen[slots] = 0.0
         self._missed[slots] = 0
@@ -225,8 +248,10 @@ class Tracker:
         while len(self._free) < len(new):
             room = self.room
             self.motion.grow(2 * room)
-            arrays = (self.number, self.votes, self._unseen, self._missed)
-            self.number, self.votes, self._unseen, self._missed = grown(2 * room, *arrays)
+            arrays = (self.number, self.votes, self.kind, self._unseen, self._missed)
+            self.number, self.votes, self.kind, self._unseen, self._missed = grown(
+                2 * room, *arrays
+            )
             self._free += range(2 * room - 1, room - 1, -1)
         slots = np.array([self._free.pop() for _ in range(len(new))], np.intp)
         self.begun = slots
@@ -236,6 +261,7 @@ class Tracker:
         self.number[slots] = 0
         self.votes[slots] = 0.0
         self.votes[slots, kinds[new]] = said[new]
+        self.kind[slots] = kinds[new]
         self._unseen[slots] = 0.0
         self._missed[slots] = 0
         slot_of[new] = slots

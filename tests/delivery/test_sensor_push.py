@@ -91,6 +91,19 @@ def test_a_version_with_longer_windows_can_be_pushed(sensor: Start, tmp_path: Pa
     assert one.listener.on(one.topic("result", "door"))[-1]["anomaly"]["score"] == 2
 
 
+def test_a_version_that_nothing_came_for_says_so(sensor: Start, tmp_path: Path) -> None:
+    """Its windows never filled in its probation; only the log said that it was never tried."""
+    version_of(tmp_path / "library" / "level-1", "1", channels="a")
+    one = sensor("level", trial={"shadow_frames": 3, "probation_s": 1})
+    one.results_go_on("1")
+    longer = version_of(tmp_path / "level-2", "2", window=100_000, channels="b")
+    with PlainSender(one.broker.port, one.device, plain_package(longer, "level", "2")) as sender:
+        sender.offer().wait("live", "rejected")
+        state = one.wait_settled(outcome="live", version="2")
+    assert state["last"]["why"] == "nothing came for it during its probation"
+    assert "first_inference_ms" in state["last"]
+
+
 def test_a_split_gives_no_version_windows_of_another(sensor: Start, tmp_path: Path) -> None:
     """The second version got the channel of the first, and said nothing."""
     for version, channel in (("1", "a"), ("2", "b")):

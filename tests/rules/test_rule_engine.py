@@ -665,6 +665,48 @@ def test_labels_of_a_rule_are_those_of_the_track() -> None:
     assert stage.told() == []
 
 
+@pytest.mark.parametrize("rate", [30.0, 5.0, 1.0])
+def test_the_label_follows_within_seconds_however_long_another_was_seen(rate: float) -> None:
+    """A rule on a new label does not begin as late as the old one lasted."""
+    rules = [
+        {**rule("dwell", zone="yard", for_s=0, labels=[label]), "name": label}
+        for label in ("dog", "person")
+    ]
+    stage = Stage(zones=YARD, rules=rules, rate=rate)
+    for _ in range(int(600 * rate)):
+        stage.show(box(60, 60, label="dog"))
+    assert stage.told() == [("dog", "begin")]
+    for _ in range(int(max(8 * rate, 27))):
+        stage.show(box(60, 60, label="person"))
+    assert sorted(stage.told()[1:]) == [("dog", "end"), ("person", "begin")]
+
+
+@pytest.mark.parametrize("rate", [30.0, 5.0])
+def test_labels_given_in_turn_do_not_begin_and_end_events_in_turn(rate: float) -> None:
+    """What a model takes for a car and a truck by turns stays what it was first."""
+    rules = [
+        {**rule("dwell", zone="yard", for_s=0, labels=[label]), "name": label}
+        for label in ("car", "truck")
+    ]
+    stage = Stage(zones=YARD, rules=rules, rate=rate)
+    said = np.random.default_rng(1).integers(0, 2, int(60 * rate))
+    for i in [0, 0, *said.tolist()]:
+        stage.show(box(60, 60, label=("car", "truck")[i]))
+    assert len(stage.told()) == 1
+
+
+def test_the_label_stays_where_the_frame_cuts_the_object() -> None:
+    """What was seen whole is not renamed soon after what little of it shows at the edge."""
+    stage = Stage(rules=[{**rule("count", labels=["truck"], above=0)}], rate=10)
+    for _ in range(40):
+        stage.show(box(50, 60, 30, label="truck"))
+    for i in range(35):
+        stage.show(box(50 - i, 60, 30, label="truck"))
+    for _ in range(100):
+        stage.show(box(15, 60, 30, label="car"))
+    assert stage.told() == [("r", "begin")]
+
+
 def test_what_is_taken_for_something_else_leaves_under_a_label_of_the_rule() -> None:
     """An event of a rule about persons is never one about a dog."""
     stage = Stage(zones=YARD, rules=[rule("leave", zone="yard", labels=("person", "child"))])

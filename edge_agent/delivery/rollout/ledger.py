@@ -198,7 +198,7 @@ class Ledger:  # noqa: PLR0904 - one for each change of a candidate
         if candidate.transfer is not None:
             model = {"model": candidate.name, "version": candidate.version}
             if state in {"live", "probation"}:
-                more["why"] = more.get("why") or self.idle(candidate.name, candidate.version)
+                more["why"] = self.idle(candidate.name, candidate.version) or more.get("why")
             self.status.publish(candidate.transfer, state, have=1, total=1, **model, **more)
 
     def answer(self, candidate: Candidate) -> None:
@@ -225,10 +225,14 @@ class Ledger:  # noqa: PLR0904 - one for each change of a candidate
     ) -> None:
         """Remove a candidate and publish how it ended; only a rejection is recorded here.
 
-        That a version is live, or was rolled back, is recorded when it happens.
+        That a version is live, or was rolled back, is recorded when it happens; here only *why* it
+        is live without having been tried.
         """
         _check_step(candidate, outcome)
         self.remove(candidate)
+        name, version = candidate.name, candidate.version
+        if outcome == "live" and why is not None:
+            self.record_last(name, version, outcome, why, self.figures(name, version))
         if outcome == "rejected" and is_name(candidate.name):
             push = self.push_of(candidate)
             self.record_last(candidate.name, candidate.version, "rejected", why, push=push)

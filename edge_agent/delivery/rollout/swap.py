@@ -311,9 +311,10 @@ class Swap:
         for candidate in self.ledger.on_probation(name):
             self.ledger.clear_mark(name, candidate.version)
             watch = candidate.watch
-            untried = "" if watch is None or watch.inferred else "; nothing came for it meanwhile"
-            log.info("%s: probation is over%s", candidate.id, untried)
-            self.ledger.finish(candidate, "live", None)
+            tried = watch is None or watch.inferred
+            why = None if tried else "nothing came for it during its probation"
+            log.info("%s: probation is over%s", candidate.id, f": {why}" if why else "")
+            self.ledger.finish(candidate, "live", why)
 
     def _fail(self, candidate: Candidate, why: str) -> None:
         log.warning("%s: failed on probation: %s", candidate.id, why)
