@@ -282,22 +282,38 @@ class EventDispatcher:
         self._left = ([], [])
         for each in (*left, *ended):
             self._send(each, 1, replayed=True)
+        self._act_left([end for end in left if end["state"] == "end"], ended)
+        what = counted(len(left) + len(ended), "event")
+        log.info("%s left by the last run: published again, or ended", what)
+
+    def _act_left(self, left: list[Payload], ended: list[Payload]) -> None:
+        """Carry out what ends that the last run has left, and ends of its events, cause.
+
+        If the rule is true again, whatever it switched on must stay on: what goes to the same
+        topic is left out, or if it names its event, sent with the other's begin after it.
+        """
         rules = {
-            (pipeline.name, rule.name): rule
+            (pipeline.name, rule.name): rule.do
             for pipeline in self._settings().pipelines
             for rule in pipeline.rules
         }
-        for each in (*(end for end in left if end["state"] == "end"), *ended):
+        again: dict[tuple[str, str], Payload] = {}
+        for each in (*left, *ended):
             place, due = (each["pipeline"], each["rule"]), self._journal.due(each["event"])
-            if due or each in ended:
-                do = _actions(due) or (rules[place].do if place in rules else ())
-                # If the rule is true again, whatever it switched on must stay on.
-                again = self._journal.ongoing(*place)
-                told = [{topic_of(action, other) for other in again} for action in do]
-                free = [a for a, on in zip(do, told, strict=True) if topic_of(a, each) not in on]
-                self._act(tuple(free), each)
-        what = counted(len(left) + len(ended), "event")
-        log.info("%s left by the last run: published again, or ended", what)
+            if not due and each in left:
+                continue
+            ongoing = self._journal.ongoing(*place)
+            for action in _actions(due) or rules.get(place, ()):
+                topic = topic_of(action, each)
+                on = [other for other in ongoing if topic_of(action, other) == topic]
+                if on and "{event}" not in (action.payload or ""):
+                    continue
+                self._act((action,), each)
+                again |= {(topic, other["event"]): other for other in on}
+        for (topic, _), other in again.items():
+            do = rules.get((other["pipeline"], other["rule"]), ())
+            begins = tuple(action for action in do if topic_of(action, other) == topic)
+            self._act(begins, {**other, "state": "begin"})
 
     def _publish(self, events: list[Queued], keep_mb: int) -> None:
         for each in events:

@@ -53,13 +53,13 @@ def always(_time_ns: int) -> bool:
 
 
 def done_at_start(
-    state: Path, broker: Mosquitto, heard: Listener, *events: Event
+    state: Path, broker: Mosquitto, heard: Listener, *events: Event, **keys: Any
 ) -> list[tuple[str, bytes]]:
     """Let an agent without pipelines start and stop; give what its actions have sent to sirens.
 
     *events* occur before there is a connection.
     """
-    settings = Settings(device_id="box", state_dir=str(state))
+    settings = Settings(device_id="box", state_dir=str(state), **keys)
     client = make_client(broker.url)
     dispatcher = make_dispatcher(client, settings)
     dispatcher.submit(*events)
@@ -164,14 +164,34 @@ def test_what_holds_again_for_another_label_keeps_only_its_own_on(
     tmp_path: Path, broker: Mosquitto, listen: Callable[..., Listener]
 ) -> None:
     """The light of a label stayed on for ever, where the rule was true again of another one."""
-    do = (Action(publish="siren/{label}", payload="{event}", on="end", qos=1),)
+    do = (Action(publish="siren/{label}", payload="OFF", on="end", qos=1),)
     killed = dispatcher_without_broker(tmp_path)
     for number, label in enumerate(("red", "green")):
         facts = {"label": label}
         killed.submit(Event(f"s-{number}", "r", "class", "p", "begin", 1, 0, 0, facts, actions=do))
     again = Event("s-2", "r", "class", "p", "begin", 1, 0, 0, {"label": "green"}, actions=do)
     heard = listen(broker.port, "#")
-    assert done_at_start(tmp_path, broker, heard, again) == [("siren/red", b"s-0")]
+    assert done_at_start(tmp_path, broker, heard, again) == [("siren/red", b"OFF")]
+
+
+def test_an_end_that_names_its_event_is_told_though_the_rule_is_true_again(
+    tmp_path: Path, broker: Mosquitto, listen: Callable[..., Listener]
+) -> None:
+    """Who kept a list of those that dwell had some in it forever; the present one stays on."""
+    do = (Action(publish="siren/r", payload="{event} {state}", on="all", qos=1),)
+    killed = dispatcher_without_broker(tmp_path)
+    steps: list[tuple[str, Literal["begin", "end"]]]
+    steps = [("s-0", "begin"), ("s-1", "begin"), ("s-0", "end")]
+    for name, state in steps:
+        killed.submit(Event(name, "r", "dwell", "p", state, 1, 0, 0, {}, 1, actions=do))
+    again = Event("s-2", "r", "dwell", "p", "begin", 1, 0, 0, {}, 1, actions=do)
+    rule = Rule(name="r", when="anomaly", do=do)
+    pipeline = Pipeline(name="p", source="dir:.", model="m", rules=(rule,))
+    heard = listen(broker.port, "#")
+    sent = done_at_start(tmp_path, broker, heard, again, pipelines=(pipeline,))
+    told = [payload.decode() for _, payload in sent]
+    assert told[:3] == ["s-0 end", "s-1 end", "s-2 begin"]
+    assert set(told[3:]) <= {"s-2 begin", "s-2 end"}
 
 
 def test_what_is_to_be_switched_off_while_the_broker_is_away_is_so_after_a_restart(
