@@ -304,6 +304,8 @@ class EventDispatcher:
                 continue
             ongoing = self._journal.ongoing(*place)
             for action in _actions(due) or rules.get(place, ()):
+                if action.on not in {"all", "end"}:
+                    continue
                 topic = topic_of(action, each)
                 on = [other for other in ongoing if topic_of(action, other) == topic]
                 if on and "{event}" not in (action.payload or ""):

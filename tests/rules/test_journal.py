@@ -194,6 +194,22 @@ def test_an_end_that_names_its_event_is_told_though_the_rule_is_true_again(
     assert set(told[3:]) <= {"s-2 begin", "s-2 end"}
 
 
+def test_a_begin_is_told_once_where_the_end_causes_nothing(
+    tmp_path: Path, broker: Mosquitto, listen: Callable[..., Listener]
+) -> None:
+    """What a kill has cut off repeats no message of the event that is there now."""
+    do = (Action(publish="siren/r", payload="{event}", qos=1),)
+    killed = dispatcher_without_broker(tmp_path)
+    killed.submit(Event("s-0", "r", "anomaly", "p", "begin", 1, 0, 0, {}, 1, actions=do))
+    again = Event("s-2", "r", "anomaly", "p", "begin", 1, 0, 0, {}, 1, actions=do)
+    pipeline = Pipeline(
+        name="p", source="dir:.", model="m", rules=(Rule(name="r", when="anomaly", do=do),)
+    )
+    heard = listen(broker.port, "#")
+    sent = done_at_start(tmp_path, broker, heard, again, pipelines=(pipeline,))
+    assert sent == [("siren/r", b"s-2")]
+
+
 def test_what_is_to_be_switched_off_while_the_broker_is_away_is_so_after_a_restart(
     tmp_path: Path, broker: Mosquitto, listen: Callable[..., Listener]
 ) -> None:
