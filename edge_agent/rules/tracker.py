@@ -193,10 +193,11 @@ class Tracker:
         """Add what detections say of tracks' labels, *seconds* after the previous result."""
         fade = min(1 - np.exp(-seconds / LABEL_SECONDS), 1 / LABEL_RESULTS)
         # By what is said: at the frame's edge little is, so what was seen before stays.
-        self.votes[slots] *= 1 - fade * np.minimum(said, 1)[:, None]
-        self.votes[slots, kinds] += said
-        votes, known = self.votes[slots], self.kind[slots]
-        rows, most = np.arange(len(slots)), votes.argmax(axis=1)
+        votes = self.votes[slots] * (1 - fade * np.minimum(said, 1)[:, None])
+        rows, known = np.arange(len(slots)), self.kind[slots]
+        votes[rows, kinds] += said
+        self.votes[slots] = votes
+        most = votes.argmax(axis=1)
         change = votes[rows, most] > LABEL_CHANGE * votes[rows, known]
         self.kind[slots[change]] = most[change]
 

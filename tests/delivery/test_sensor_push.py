@@ -78,28 +78,27 @@ def test_a_version_that_does_not_fit_the_source_is_rolled_back(
     one.results_go_on("1")
 
 
-def test_a_version_with_longer_windows_can_be_pushed(sensor: Start, tmp_path: Path) -> None:
-    """Its trial compares nothing, as the two never see the same; its probation judges it."""
+def push_longer(sensor: Start, tmp_path: Path, window: int) -> tuple[Box, dict[str, Any]]:
+    """Push a version with longer windows until it is live; give its state then."""
     version_of(tmp_path / "library" / "level-1", "1", channels="a")
     one = sensor("level", trial={"shadow_frames": 3, "probation_s": 1})
     one.results_go_on("1")
-    longer = version_of(tmp_path / "level-2", "2", window=8, channels="b")
+    longer = version_of(tmp_path / "level-2", "2", window=window, channels="b")
     with PlainSender(one.broker.port, one.device, plain_package(longer, "level", "2")) as sender:
         assert "shadow" not in sender.offer().wait("live", "rejected")
-        one.wait_settled(outcome="live", version="2")
+        return one, one.wait_settled(outcome="live", version="2")
+
+
+def test_a_version_with_longer_windows_can_be_pushed(sensor: Start, tmp_path: Path) -> None:
+    """Its trial compares nothing, as the two never see the same; its probation judges it."""
+    one, _ = push_longer(sensor, tmp_path, 8)
     one.results_go_on("2")
     assert one.listener.on(one.topic("result", "door"))[-1]["anomaly"]["score"] == 2
 
 
 def test_a_version_that_nothing_came_for_says_so(sensor: Start, tmp_path: Path) -> None:
     """Its windows never filled in its probation; only the log said that it was never tried."""
-    version_of(tmp_path / "library" / "level-1", "1", channels="a")
-    one = sensor("level", trial={"shadow_frames": 3, "probation_s": 1})
-    one.results_go_on("1")
-    longer = version_of(tmp_path / "level-2", "2", window=100_000, channels="b")
-    with PlainSender(one.broker.port, one.device, plain_package(longer, "level", "2")) as sender:
-        sender.offer().wait("live", "rejected")
-        state = one.wait_settled(outcome="live", version="2")
+    _, state = push_longer(sensor, tmp_path, 100_000)
     assert state["last"]["why"] == "nothing came for it during its probation"
     assert "first_inference_ms" in state["last"]
 

@@ -233,9 +233,8 @@ class Ledger:  # noqa: PLR0904 - one for each change of a candidate
         name, version = candidate.name, candidate.version
         if outcome == "live" and why is not None:
             self.record_last(name, version, outcome, why, self.figures(name, version))
-        if outcome == "rejected" and is_name(candidate.name):
-            push = self.push_of(candidate)
-            self.record_last(candidate.name, candidate.version, "rejected", why, push=push)
+        if outcome == "rejected" and is_name(name):
+            self.record_last(name, version, outcome, why, push=self.push_of(candidate))
         self.publish(candidate, "live" if outcome == "live" else "rejected", why=why, **details)
         self.changed()
 
