@@ -257,6 +257,8 @@ class AskedModels:
         for serving in servings:
             if serving.model is not None:
                 asked.latest = serving.model
+                if (why := self._why_not(serving.model)) is not None:
+                    raise RequestError(why)
                 return serving.model, servings
         for serving in servings:
             if serving.problem is not None:
@@ -264,6 +266,12 @@ class AskedModels:
         if asked.latest is not None:
             return asked.latest, servings  # it is being exchanged; submitted questions wait
         raise RefusedError(f"model {asked.name} is being loaded; ask again", 1.0)
+
+    def _why_not(self, model: Model) -> str | None:
+        """Return why a loaded model takes no questions, or None if it does."""
+        verdicts = self._runner.active.loader.engines.verdicts
+        why = None if verdicts is None else verdicts.why_not_asked(model.place)
+        return why and f"model {model.id}: {why}"
 
     def held(self) -> list[Held]:
         """List the language models in memory."""
@@ -349,10 +357,15 @@ class AskedModels:
                 queue.join(seconds)
 
     def problems(self) -> list[str]:
-        """Return which models cannot be loaded, and whose process has ended within a minute."""
+        """Return which models cannot be loaded or asked, or whose process has just ended."""
         since = self._clock() - RECENT_SECONDS
         with self._lock:
             asked = list(self._models.values())
         lost = [each.lost[1] for each in asked if each.lost is not None and each.lost[0] > since]
         notes = [each.note for each in asked if each.note is not None]
-        return [f"model {why}" for why in (*lost, *notes, *(a.problem for a in asked if a.problem))]
+        names = self.routes()
+        loaded = [s.model for s in self._runner.active.all() if s.arm.name in names]
+        return [
+            *(f"model {why}" for why in (*lost, *notes, *(a.problem for a in asked if a.problem))),
+            *(why for model in loaded if model and (why := self._why_not(model)) is not None),
+        ]

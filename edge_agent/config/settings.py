@@ -392,6 +392,11 @@ class Settings:
                 found[arm.reference] = max(known, pipeline.priority)
         return found
 
+    @property
+    def served(self) -> frozenset[str]:
+        """The names of the models that pipelines use."""
+        return frozenset(reference.partition("@")[0] for reference in self.urgency)
+
 
 def keep_until_restart(new: R, present: R, prefix: str = "") -> tuple[R, list[str]]:
     """Replace settings that take effect only at the next start by their present values.

@@ -19,8 +19,9 @@ import re
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 from .frozen import record
 from .plain_file import open_plain_file
@@ -38,6 +39,7 @@ DEVICE_SECONDS = 900.0
 SLOW_SECONDS = 10.0
 """An inference that takes longer is reported in health."""
 
+_INFERS = "is inside one inference"
 _RUNNING, _CLEAN = b"run.", b"end."
 _HUNG, _MEMORY, _FIRST, _WIDTH = 8, 192, 256, 192
 """Offsets in the page: the call that hangs; `_memory_kills` at last; first entry; its size."""
@@ -51,7 +53,7 @@ class EngineCall:
     """A call into an engine."""
 
     kind: str
-    """load or infer"""
+    """load, infer, or ask: an inference on what a client has sent"""
     target: str
     """Model, engine and device, as `call_target` returns them."""
     thread: int = 0
@@ -67,6 +69,24 @@ class PreviousCrash:
     """Calls in flight when it ended, which may be the cause; empty: none is known."""
     self_inflicted: bool = True
     """Whether a call may be the cause; False: it was killed, or the power failed."""
+
+    @property
+    def asked(self) -> bool:
+        """Whether what a client has sent may be the cause."""
+        return any(call.kind == "ask" for call in self.calls)
+
+    def for_use(self, models: Collection[str]) -> PreviousCrash:
+        """Return the same for a device whose pipelines use these models.
+
+        A model that is only asked serves nobody else: a question counts as any inference.
+        """
+        calls = [
+            replace(call, kind="infer")
+            if call.kind == "ask" and call.target.partition("@")[0] not in models
+            else call
+            for call in self.calls
+        ]
+        return replace(self, calls=tuple(calls))
 
 
 def call_target(model: str, engine: str, device: str, network: str | None) -> str:
@@ -231,7 +251,7 @@ class Recorder:
         """Return an inference that has lasted longer than *seconds*, or a load that is too slow."""
         now = time.monotonic()
         for since, kind, target in self._calls():
-            if now - since > (seconds if kind == "infer" else _load_seconds(target)):
+            if now - since > (_load_seconds(target) if kind == "load" else seconds):
                 return EngineCall(kind, target)
         return None
 
@@ -243,13 +263,13 @@ class Recorder:
 
     def problems(self) -> list[str]:
         """List the calls that last too long, as texts for health."""
-        verbs = {"load": "is being loaded", "infer": "is inside one inference"}
+        verbs = {"load": "is being loaded", "infer": _INFERS, "ask": f"{_INFERS}, for a client,"}
         now = time.monotonic()
         return [
             f"model {short_name(target)}: {verbs[kind]} for {now - since:.0f} s; "
             "the engine may hang"
             for since, kind, target in self._calls()
-            if now - since > (SLOW_SECONDS if kind == "infer" else _load_seconds(target) / 5)
+            if now - since > (_load_seconds(target) / 5 if kind == "load" else SLOW_SECONDS)
         ]
 
     def _calls(self) -> list[tuple[float, str, str]]:
@@ -312,14 +332,14 @@ def previous_crash(state: str) -> PreviousCrash | None:
         # Python does not know an engine's own threads: then every call in flight is suspect.
         thread = re.search(_CURRENT, data[PAGE:])
         guilty = [each for each in calls if thread and each.thread == int(thread[1], 16)]
-        return PreviousCrash(crashed, tuple(guilty[-1:] or calls))
+        return PreviousCrash(crashed, tuple(guilty[-1:] or _most_suspect(calls)))
     if hung is not None:
         return PreviousCrash("hung inside an engine", (hung,))
     if not _killed_for_memory(data):
         return PreviousCrash("was killed, or the power failed", (), self_inflicted=False)
     # A load takes more memory than any inference beside it.
     loads = [each for each in calls if each.kind == "load"]
-    suspects = tuple(loads or calls)
+    suspects = tuple(loads or _most_suspect(calls))
     return PreviousCrash("was killed for lack of memory", suspects, self_inflicted=bool(suspects))
 
 
@@ -352,8 +372,13 @@ def _last_kills(data: bytes) -> tuple[str, str, str]:
 def _read(data: bytes, at: int, width: int) -> EngineCall | None:
     """Parse an entry; return None if it is missing or damaged."""
     words = data[at : at + width].partition(b"\0")[0].decode("utf-8", "replace")
-    match = re.fullmatch(r"(load|infer) ([0-9a-f]+) (.+)", words)
+    match = re.fullmatch(r"(load|infer|ask) ([0-9a-f]+) (.+)", words)
     return EngineCall(match[1], match[3], int(match[2], 16)) if match else None
+
+
+def _most_suspect(calls: list[EngineCall]) -> list[EngineCall]:
+    """Return the questions among the calls, if any: pipelines must not pay for those."""
+    return [call for call in calls if call.kind == "ask"] or calls
 
 
 def _load_seconds(target: str) -> float:

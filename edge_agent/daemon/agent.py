@@ -318,6 +318,8 @@ class Agent:
         from .services import compose
 
         inventory = self._take_inventory(self._runner.settings)
+        if self._last is not None:
+            self._last = self._last.for_use(self._runner.settings.served)
         inventory.blame(self._last)
         control = compose(
             self._runner,

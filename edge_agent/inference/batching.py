@@ -24,7 +24,7 @@ from .engines.registry import capabilities, open_engine
 from .folding.find import cut_for
 from .model import Model
 from .preprocess.inputs import column_inputs, constants, fixed_shapes, sample_input
-from .preprocess.placement import PreparedSample
+from .preprocess.placement import ClientInputs, PreparedSample, like
 from .probe import probe_input, race
 
 log = logging.getLogger(__name__)
@@ -98,7 +98,10 @@ class Batch:
         if count > 1 and engine is not None:
             samples = np.concatenate([one.tensors[self._takes] for _, one in prepared])
             try:
-                outputs = model.run(self._joined(prepared[0][1].tensors, samples), engine)
+                theirs = [one.tensors for _, one in prepared]
+                # One question among them makes it a client's.
+                whose = next((each for each in theirs if isinstance(each, ClientInputs)), theirs[0])
+                outputs = model.run(like(whose, self._joined(theirs[0], samples)), engine)
             except EngineError as problem:
                 log.debug("model %s: %d together: %s; one by one", model.id, count, problem)
         took = (time.perf_counter() - start) * 1e3

@@ -37,7 +37,7 @@ from .engines.engine import Engine, EngineChoice, check_inputs
 from .engines.registry import engine_words, open_engine
 from .fit import fit
 from .preprocess.inputs import constants, fixed_shapes, result_outputs
-from .preprocess.placement import ClientInputs, PreparedSample, Region, cut
+from .preprocess.placement import ClientInputs, PreparedSample, Region, cut, like
 from .preprocess.preprocessor import Preprocessor
 from .statistics import Cost, Statistics
 
@@ -134,7 +134,7 @@ class Model:
         return self.stats.first_at
 
     @cached_property
-    def _place(self) -> str:
+    def place(self) -> str:
         """What the flight recorder notes as the target of a call."""
         choice = self.choice
         return call_target(self.id, choice.engine, choice.device, str(self.folder.network))
@@ -345,14 +345,14 @@ class Model:
         if self.engine.fold is None:
             return tensors
         with contained(f"{self.id}: preparing its input"):
-            return self.engine.fold.feed(tensors)
+            return like(tensors, self.engine.fold.feed(tensors))
 
     def unfolded(self, tensors: Tensors) -> Tensors:
         """Return the engine's inputs as inputs of the original network, for other engines."""
         if self.engine.fold is None:
             return tensors
         with contained(f"{self.id}: preparing its input"):
-            return self.engine.fold.unfold(tensors)
+            return like(tensors, self.engine.fold.unfold(tensors))
 
     def run(self, tensors: Tensors, engine: Engine | None = None) -> dict[str, Array]:
         """Call the engine, or another one of this model; the call is noted in case of a crash.
@@ -360,7 +360,8 @@ class Model:
         Raises:
             EngineError: it failed.
         """
-        number = recorder.enter("infer", self._place)
+        kind = "ask" if isinstance(tensors, ClientInputs) else "infer"
+        number = recorder.enter(kind, self.place)
         try:
             return (engine or self.engine).infer(tensors)
         except AgentError:
@@ -386,7 +387,7 @@ class Model:
             EngineError: it fails on them.
         """
         # Noted as part of the load: on a GPU the first inference spends long building kernels.
-        with recorder.call("load", self._place), contained(f"{self.id}: warming it up"):
+        with recorder.call("load", self.place), contained(f"{self.id}: warming it up"):
             zeros = {
                 spec.name: np.zeros([size or 1 for size in spec.shape], spec.dtype)
                 for spec in self.engine.inputs

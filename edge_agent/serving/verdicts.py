@@ -7,7 +7,8 @@ whether the engine computes the model correctly, and how it did in a race with t
 Crashes and hangs are also counted here, from the flight recorder's record of calls: nothing else is
 known about a crashed process. Otherwise a model whose engine crashes at every start would make the
 service manager restart the agent forever. After LIMIT times in a row the engine is passed over for
-that model; a good run clears counts below the limit.
+that model; a good run clears counts below the limit. Those that a client's question has caused are
+counted apart, for ever: after LIMIT of them the model is not asked any more, and pipelines keep it.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import Any, Literal, NamedTuple
 
 from .. import __version__
 from ..core.errors import ModelError
-from ..core.flight_recorder import PreviousCrash, short_name
+from ..core.flight_recorder import EngineCall, PreviousCrash, short_name
 from ..core.frozen import record
 from ..core.state_file import StateFile
 from ..inference.engines.engine import EngineChoice
@@ -39,6 +40,9 @@ GOOD_SECONDS = 300.0
 """Seconds after which a run counts as good."""
 NOT_FASTER = "not faster"
 """Beginning of the reason if the challenger agreed but was not faster."""
+_ASKED = "asked "
+"""Before the target in the keys of crashes in questions."""
+_VERBS = {"load": "loading", "infer": "running", "ask": "answering a client with"}
 
 Load = Literal["whole", "prepared"]
 """Whether a model is loaded by its engine or from its prepared form."""
@@ -97,6 +101,8 @@ class Verdicts:
         self._state = state
         self._file = StateFile(state / FILE, "what is known of models on engines")
         self._known = self._file.read(_parse) or _Known({}, {}, {})
+        self._recent: set[str] = set()
+        """Keys of the crashes in questions that this run has counted, until it is a good one."""
 
     # Whether an engine is correct
 
@@ -143,50 +149,67 @@ class Verdicts:
         Of several, only against those that were in use at most of the ends before, too: the others
         are less likely to be the cause.
         """
-        suspects = {each.target: each for each in last.calls}
-        before = {target: self._times(target) for target in suspects}
-        for each in suspects.values():
-            if before[each.target] < max(before.values()):
+        suspects = {_crash_key(each): each for each in last.calls}
+        before = {key: self._times(key) for key in suspects}
+        for key, each in suspects.items():
+            if before[key] < max(before.values()):
                 continue
-            times = before[each.target] + 1
-            verb = "loading" if each.kind == "load" else "running"
-            why = f"the agent {last.why} while {verb} it"
-            self._known.crashes[each.target] = _Crashes(times, why)
+            times = before[key] + 1
+            why = f"the agent {last.why} while {_VERBS[each.kind]} it"
+            self._known.crashes[key] = _Crashes(times, why)
             told = short_name(each.target), why, times
+            if asked := each.kind == "ask":
+                self._recent.add(key)
             if times >= LIMIT:
-                log.error("model %s: %s, %d times in a row: it is left alone", *told)
+                end = "takes no more questions" if asked else "is left alone"
+                log.error("model %s: %s, %d times in a row: it %s", *told, end)
             else:
                 log.warning("model %s: %s (%d of %d times)", *told, LIMIT)
         if last.calls:
             self._save()
 
-    def _times(self, target: str) -> int:
-        return self._known.crashes.get(target, _Crashes(0, "")).times
+    def _times(self, key: str) -> int:
+        return self._known.crashes.get(key, _Crashes(0, "")).times
 
     def why_left_alone(self, target: str) -> str | None:
         """Return why a model may not be loaded on an engine, or None if it may."""
         times, why = self._known.crashes.get(target, _Crashes(0, ""))
         if times < LIMIT:
             return None
-        return (
-            f"{why}, {times} times in a row; use another version or engine, "
-            f"or remove {self._file.path} and restart to try it again"
-        )
+        return f"{why}, {times} times in a row; {self._mend}"
+
+    def why_not_asked(self, target: str) -> str | None:
+        """Return why a model takes no questions on an engine, or None if it does."""
+        times, why = self._known.crashes.get(_ASKED + target, _Crashes(0, ""))
+        return None if times < LIMIT else f"takes no questions: {why}, {times} times; {self._mend}"
+
+    @property
+    def _mend(self) -> str:
+        path = self._file.path
+        return f"use another version or engine, or remove {path} and restart to try it again"
 
     def problems(self) -> list[str]:
         """List the counted crashes that are below the limit."""
         return [
-            f"model {short_name(target)}: {why} ({times} of {LIMIT} times)"
-            for target, (times, why) in self._known.crashes.items()
-            if times < LIMIT
+            f"model {short_name(key.removeprefix(_ASKED))}: {why} ({times} of {LIMIT} times)"
+            for key, (times, why) in self._known.crashes.items()
+            if times < LIMIT and (key in self._recent or not key.startswith(_ASKED))
         ]
 
     def forgive(self) -> None:
-        """Clear the counts below the limit because this run is good."""
+        """Clear the counts below the limit because this run is good.
+
+        Not those in questions: whoever sends such a one could wait for that each time.
+        """
+        self._recent.clear()
         crashes = self._known.crashes
-        below = [target for target, (times, _) in crashes.items() if times < LIMIT]
-        for target in below:
-            del crashes[target]
+        below = [
+            key
+            for key, (times, _) in crashes.items()
+            if times < LIMIT and not key.startswith(_ASKED)
+        ]
+        for key in below:
+            del crashes[key]
         if below:
             self._save()
 
@@ -244,6 +267,10 @@ class Verdicts:
                 "crashes": {"agent": __version__, "counts": self._known.crashes},
             }
         )
+
+
+def _crash_key(call: EngineCall) -> str:
+    return f"{_ASKED}{call.target}" if call.kind == "ask" else call.target
 
 
 def _parse(content: Any) -> _Known:

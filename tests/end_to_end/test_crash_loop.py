@@ -255,6 +255,42 @@ def test_of_several_that_may_be_to_blame_it_is_the_one_in_flight_each_time(tmp_p
     ]
 
 
+def test_what_a_client_asks_counts_against_no_engine_of_a_pipeline(tmp_path: Path) -> None:
+    """Whoever knew an input that hangs a model had it passed over on its engine for cameras."""
+    died(
+        tmp_path,
+        "import os, threading\n"
+        "def lanes():\n"
+        f"    recorder.enter('infer', {FACE!r})\n"
+        "    recorder.enter('infer', 'lamp@1 onnxruntime:CPU 1-2')\n"
+        f"    recorder.enter('ask', {FACE!r})\n"
+        "thread = threading.Thread(target=lanes)\n"
+        "thread.start()\n"
+        "thread.join()\n"
+        "os.abort()  # as in a thread of an engine's own\n",
+    )
+    last = previous_crash(str(tmp_path))
+    assert last is not None
+    assert [(call.kind, call.target) for call in last.calls] == [("ask", FACE)]
+    shared, alone = last.for_use({"face"}), last.for_use({"lamp"})
+    assert shared.asked
+    assert not alone.asked, "nobody but those who ask is served"
+    verdicts = Verdicts(tmp_path)
+    for number in range(LIMIT):
+        assert verdicts.why_not_asked(FACE) is None
+        assert number == 0 or verdicts.problems() != []
+        verdicts.forgive()
+        assert verdicts.problems() == []
+        verdicts.add_crash(shared)
+    assert verdicts.why_left_alone(FACE) is None
+    why = Verdicts(tmp_path).why_not_asked(FACE)
+    assert why is not None
+    assert "crashed (Aborted) while answering a client with it, 3 times" in why
+    for _ in range(LIMIT):
+        verdicts.add_crash(alone)
+    assert verdicts.why_left_alone(FACE) is not None
+
+
 def test_a_damaged_count_is_a_clean_slate(tmp_path: Path) -> None:
     """A file of nonsense, and one of another release, bar nothing."""
     for content in ("nonsense", "[]", json.dumps(OTHER_RELEASE)):
@@ -414,6 +450,7 @@ def test_a_version_that_hangs_in_its_probation_is_rolled_back(
     listener = listen(broker.port)
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager, ExitStack() as stack:
         manager.bind(str(tmp_path / "notify"))
+        manager.settimeout(0.0)
         told = {"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "1000000"}
         box = start_box(
             *(tmp_path, broker, listener, partial(agent, environ=told), "box"),
@@ -450,6 +487,74 @@ def test_a_version_that_hangs_in_its_probation_is_rolled_back(
         state = box.wait_settled(outcome="rolled-back", version="2")
         assert state["last"]["why"] == "the agent hung inside an engine during its probation"
         box.results_go_on("1")
+
+
+def test_a_question_that_hangs_takes_no_model_from_a_pipeline(
+    broker: Mosquitto, listen: Listeners, agent: Agents, tmp_path: Path
+) -> None:
+    """One had a version on probation rolled back; three had the engine passed over for cameras."""
+    loudness(tmp_path / "models" / "level", 2)
+    two = hanging(tmp_path / "level-2", "2", window=2)
+    listener = listen(broker.port)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager, ExitStack() as stack:
+        manager.bind(str(tmp_path / "notify"))
+        manager.settimeout(0.0)
+        told = {"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "1000000"}
+        box = start_box(
+            *(tmp_path, broker, listener, partial(agent, environ=told), "box"),
+            source="mqtt:plant/v",
+            pipelines=[{"name": "door", "model": "level"}],
+            version=None,
+            models_dirs=[str(tmp_path / "models")],
+            trust={"allow_unsigned": True},
+            trial={"shadow_frames": 1, "probation_s": 3},
+            infer={"models": ["level"]},
+        )
+        stop = threading.Event()
+
+        def feed() -> None:
+            while not stop.wait(0.01):
+                listener.publish("plant/v", b"0")
+
+        feeding = threading.Thread(target=feed)
+        feeding.start()
+        stack.callback(feeding.join)
+        stack.callback(stop.set)
+        box.results_go_on("1")
+        sender = stack.enter_context(
+            PlainSender(broker.port, "box", plain_package(two, "level", "2"))
+        )
+        sender.offer().wait("probation")
+        evil = json.dumps({"readings": [[2000], [2000]]})
+        words = "model level@2 onnxruntime:CPU: hangs inside the engine (ask)"
+
+        def hung(times: int) -> bool:
+            return box.agent.words().count(words) == times
+
+        for number in range(LIMIT):
+            listener.publish(f"edge/box/in/infer/level/evil-{number}", evil)
+            wait_until(partial(hung, number + 1), "the hang")
+            heard_of(manager)
+            box.agent.signal(signal.SIGKILL)
+            box.agent.wait()
+            listener.heard.clear()
+            box.agent.restart()
+            box.results_go_on("2")
+        listener.publish("edge/box/in/infer/level/again", json.dumps({"readings": [[0], [0]]}))
+        reply = listener.wait_for(lambda _: listener.last("edge/box/reply/again"), "a refusal")
+        assert (
+            "takes no questions: the agent hung inside an engine while answering" in reply["error"]
+        )
+        listener.wait_for(
+            lambda _: (
+                (h := listener.last("edge/box/health"))
+                and any("level@2: takes no questions" in why for why in h["why"])
+            ),
+            "health to say so",
+        )
+        state = box.wait_settled(outcome="live", version="2")
+        assert state["live"] == "2"
+        box.results_go_on("2")
 
 
 def heard_of(manager: socket.socket) -> set[bytes]:

@@ -53,7 +53,7 @@ class Recovery:
                 elif (why := _reason_against(name, mark, last)) is not None:
                     self._undo_crash(name, mark, why)
                 else:
-                    self._add_interrupted(name, mark)
+                    self._add_interrupted(name, _counted(mark, last))
                     found += self._untried(name)
             except ModelError as problem:
                 # The disk is full, but the models that serve can continue.
@@ -78,7 +78,7 @@ class Recovery:
 
         An end in one of its own calls, in shadow, is its doing; so are too many ends.
         """
-        starts = mark.starts + 1
+        starts = _counted(mark, last).starts
         crashed = last is not None and _called(name, mark.version, last)
         if crashed or starts > MOST_STARTS or self._swap.store.path(name, mark.version) is None:
             often = f"ended {starts} times"
@@ -100,7 +100,6 @@ class Recovery:
 
     def _add_interrupted(self, name: str, mark: Mark) -> None:
         """Add a version whose probation has not ended, for `resume_probations`."""
-        mark = replace(mark, starts=mark.starts + 1)
         self._swap.store.set_trial(name, mark)
         candidate = self._stored(name, mark.version, mark.push)
         candidate.phase = "preparing"  # whether it stays live is still to be decided
@@ -181,10 +180,17 @@ class Recovery:
             self._swap.ledger.finish(candidate, "rolled-back", why)
 
 
+def _counted(mark: Mark, last: PreviousCrash | None) -> Mark:
+    """Count a start of the agent, unless a client's question is why there is one more."""
+    return mark if last is not None and last.asked else replace(mark, starts=mark.starts + 1)
+
+
 def _called(name: str, version: str, last: PreviousCrash) -> bool:
-    """Whether a run ended by itself within a call into a version."""
+    """Whether a run ended by itself within a call into a version, not of a client's question."""
     target = f"{name}@{version} "
-    return last.self_inflicted and any(call.target.startswith(target) for call in last.calls)
+    return last.self_inflicted and any(
+        call.kind != "ask" and call.target.startswith(target) for call in last.calls
+    )
 
 
 def _reason_against(name: str, mark: Mark, last: PreviousCrash | None) -> str | None:

@@ -67,7 +67,12 @@ Region = tuple[int, int, int, int]
 
 
 class ClientInputs(dict[str, Array]):
-    """Inputs from a client, who may have sought out those in which engines differ."""
+    """Inputs from a client, who may have sought out those in which engines differ, or hang."""
+
+
+def like(inputs: Tensors, made: Tensors) -> Tensors:
+    """Return inputs made from others, marked as a client's if those are."""
+    return ClientInputs(made) if isinstance(inputs, ClientInputs) else made
 
 
 @record(quick=True, eq=False)
