@@ -52,6 +52,23 @@ def store(tmp_path: Path) -> Store:
     return Store(tmp_path / "state")
 
 
+def test_what_is_no_folder_in_place_of_one_is_put_aside(tmp_path: Path) -> None:
+    """The agent ended with 2 at each start; only the models may be a link to what is not there."""
+    (tmp_path / "staging").symlink_to(tmp_path / "nowhere")
+    (tmp_path / "incoming").write_text("no folder")
+    store = Store(tmp_path)
+    assert store.staging.is_dir()
+    assert not store.staging.is_symlink()
+    assert store.incoming.is_dir()
+    assert (tmp_path / "incoming.damaged").read_text() == "no folder"
+    assert (tmp_path / "staging.damaged").readlink() == tmp_path / "nowhere"
+    store.models.rmdir()
+    store.models.symlink_to(tmp_path / "nowhere")
+    with pytest.raises(UsageError, match="cannot be used"):
+        Store(tmp_path)
+    assert store.models.is_symlink()
+
+
 def put_in(store: Store, version: str, *, seed: int = 1, name: str = "face") -> Path:
     """Install a version by way of a folder; give that folder."""
     folder = make_model(

@@ -16,6 +16,8 @@ Several processes may use one store. Independent of engines, brokers, and what m
 from __future__ import annotations
 
 import errno
+import logging
+import os
 import shutil
 import time
 import uuid
@@ -31,6 +33,7 @@ from ...core.files import (
     disk_errors,
     drop_lock,
     fault,
+    put_aside,
     same_files,
     subfolders,
     sync_folder,
@@ -42,6 +45,8 @@ from ...core.names import is_name, is_version, version_key
 from ...core.plain_file import read_plain_bytes
 from . import pointers as pointing
 from .pointers import Pointers, Trial, answer_of, same_version
+
+log = logging.getLogger(__name__)
 
 MODELS = "models"
 NOTES = ".package"
@@ -83,6 +88,9 @@ class Store:  # noqa: PLR0904 - one for each change of a version
             state_dir.mkdir(parents=True, exist_ok=True)
             for folder in (self.models, self.incoming, self.staging):
                 if not folder.is_dir():
+                    # Not the models: it may be a link to a disk that is still to come.
+                    if folder != self.models and os.path.lexists(folder):
+                        log.warning("%s: is no folder%s", folder, put_aside(folder))
                     folder.mkdir(exist_ok=True)
                     copy_owner(folder, state_dir)
         except OSError as problem:
