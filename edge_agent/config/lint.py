@@ -11,10 +11,27 @@ from ..models.decoders import BOXED, WITHOUT_THRESHOLD
 from ..models.idle_keys import doubtful_keys
 from ..models.manifest import ModelFolder
 from .settings import Pipeline, SecondStage, Settings
+from .surroundings import Surroundings
+
+
+def surroundings(settings: Settings, size: tuple[int, int] | None = None) -> Surroundings:
+    """Return what settings say: the topics of sources that are not switched off."""
+    from ..sources.spec import parse_source
+
+    sources = [
+        parse_source(each.source, settings.base) for each in settings.pipelines if each.enabled
+    ]
+    topics = {source.name for source in sources if source.scheme.name == "mqtt"}
+    return Surroundings(size=size, reads=topics.__contains__, device=settings.device_id)
 
 
 def lint_settings(settings: Settings) -> Iterator[str]:
     """Yield a line for each pipeline setting that another setting leaves without effect."""
+    if settings.rules:
+        from .reach_checks import lint_combined
+
+        for name, line in lint_combined(settings, surroundings(settings)):
+            yield f"pipeline {name}: {line}"
     if settings.evidence.keep_mb:
         return
     for pipeline in settings.pipelines:
@@ -28,8 +45,12 @@ def lint_pipeline(
     pipeline: Pipeline,
     firsts: Sequence[ModelFolder | None],
     seconds: Sequence[ModelFolder | None],
+    around: Surroundings | None = None,
 ) -> list[str]:
-    """List a pipeline's settings without effect, and routes that mix tasks."""
+    """List a pipeline's settings without effect, and routes that mix tasks.
+
+    *around*: where it runs; None: nothing is known of it.
+    """
     known = [folder for folder in firsts if folder is not None]
     lines = []
     tasks = dict.fromkeys(folder.manifest.task for folder in known)
@@ -60,6 +81,15 @@ def lint_pipeline(
 
         lines += lint_rules(pipeline, firsts, seconds)
     whole = len(known) == len(firsts)
+    if (any(pipeline.roi) or any(pipeline.min_box)) and (not whole or BOXED & tasks.keys()):
+        from .reach_checks import lint_areas
+
+        lines += lint_areas(pipeline, None if around is None else around.size)
+    if around is not None and pipeline.rules:
+        from .reach_checks import lint_publish
+
+        for rule in pipeline.rules:
+            lines += lint_publish(rule, pipeline.name, around)
     lines += _lint_stages(pipeline.then, iter(seconds), known if whole else ())
     return lines
 

@@ -13,6 +13,7 @@ from ..models.questions import NOT_DECIDED
 from .rule_kinds import RULE_KINDS, RuleKind, kind_of
 from .rules import Action, CombinedRule, Rule
 from .schedule import parse_during
+from .sensor_input import fields_left
 from .settings import Pipeline, Settings
 from .shapes import MOST_SHAPES, line_trouble, polygon_trouble
 from .templates import braces_trouble, source_trouble, topic_trouble, trouble, url_trouble
@@ -269,12 +270,8 @@ def _lint_rule(
         measured = [*map(str, channels), "score"]
         if channels and rule.value not in measured:
             yield f".value: {NEVER_ACTS} {names}: {rule.when} is of {', '.join(measured)}"
-    if "value" in kind.needs and known and all(folder.finds for folder in known):
-        there = {label for folder in known for label in folder.finds}
-        if rule.value not in there:
-            # A sensor may send other values later.
-            how = "has not come yet" if pipeline.has_no_model else f"{NEVER_ACTS} {names}"
-            yield f".value: {rule.value!r} {how}; there are {', '.join(sorted(there)[:20])}"
+    if "value" in kind.needs:
+        yield from _lint_value(rule, pipeline, known, names)
     yield from _lint_bounds(rule, kind)
     if rule.for_s and not kind.lasts:
         yield f".for_s has no effect: {when} is momentary"
@@ -288,6 +285,21 @@ def _lint_rule(
     for action in rule.do:
         if action.on in never:
             yield f'.do: on = "{action.on}" never occurs with {when}'
+
+
+def _lint_value(
+    rule: Rule, pipeline: Pipeline, known: Sequence[ModelFolder], names: str
+) -> Iterator[str]:
+    left = fields_left(pipeline.source, pipeline.input) if pipeline.has_no_model else ()
+    if left and rule.value not in left:
+        words = f"{rule.value!r} never comes: ?field= of the source leaves {few(left)}"
+        yield f".value: {words}; name one of them, or add it there"
+    elif known and all(folder.finds for folder in known):
+        there = {label for folder in known for label in folder.finds}
+        if rule.value not in there:
+            # A sensor may send other values later.
+            how = "has not come yet" if pipeline.has_no_model else f"{NEVER_ACTS} {names}"
+            yield f".value: {rule.value!r} {how}; there are {', '.join(sorted(there)[:20])}"
 
 
 def _looks_elsewhere(kind: RuleKind, pipeline: Pipeline, known: Sequence[ModelFolder]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from ..core.codec import storable
@@ -56,3 +57,15 @@ def sensor_problems(spec: SensorInput | None, *, has_no_model: bool) -> Iterator
         yield "input.stats", 'is missing; set the statistics to publish, such as { of = ["rms"] }'
     elif spec.hop or spec.rate_hz or spec.resample_hz:
         yield "input.window", "is missing; `hop`, `rate_hz` and `resample_hz` are for windows"
+
+
+def fields_left(source: str, spec: SensorInput | None) -> tuple[str, ...]:
+    """Return the names of all values that `?field=` of a sensor leaves; empty: it leaves any."""
+    if "field=" not in source:
+        return ()
+    from ..sources.spec import parse_source
+
+    options = parse_source(source, Path()).options
+    left: tuple[str, ...] = options["field"] if options.get("format") == "json" else ()
+    of = spec.stats.of if spec is not None and spec.stats is not None else ()
+    return tuple([f"{key}.{each}" for key in left for each in of]) if of else left

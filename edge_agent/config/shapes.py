@@ -95,3 +95,34 @@ def crosses(a: Point, b: Point, c: Point, d: Point) -> bool:
         or (t3 == 0 and within(a, b, c))
         or (t4 == 0 and within(a, b, d))
     )
+
+
+def apart(points: Points, box: tuple[float, float, float, float], *, closed: bool) -> bool:
+    """Whether a line, or a polygon if it is *closed*, has no point in common with a box.
+
+    Args:
+        points: the points of the shape.
+        box: x1, y1, x2, y2.
+        closed: whether the shape is an area.
+    """
+    x1, y1, x2, y2 = box
+    corners = [(float(x), float(y)) for x, y in points]
+    if any(x1 <= x <= x2 and y1 <= y <= y2 for x, y in corners):
+        return False
+    sides = list(pairwise([*corners, corners[0]] if closed else corners))
+    # A side whose ends are both outside passes through the box if it crosses a diagonal.
+    if any(
+        crosses(*side, (x1, y1), (x2, y2)) or crosses(*side, (x1, y2), (x2, y1)) for side in sides
+    ):
+        return False
+    return not (closed and _surrounds(sides, (x1, y1)))
+
+
+def _surrounds(sides: Sequence[tuple[Point, Point]], point: Point) -> bool:
+    """Whether a point lies within a polygon with these sides: a ray to the right leaves it."""
+    x, y = point
+    odd = False
+    for (ax, ay), (bx, by) in sides:
+        if (ay > y) != (by > y) and x < ax + (y - ay) * (bx - ax) / (by - ay):
+            odd = not odd
+    return odd

@@ -73,6 +73,11 @@ def topic_trouble(topic: str, root: str) -> str | None:
     return None
 
 
+def filled(topic: str, values: Mapping[str, str]) -> str:
+    """Replace the words in braces that have the same value in every event, and no others."""
+    return _WORD.sub(lambda found: values.get(found[1], found[0]), topic)
+
+
 def source_trouble(topic: str, values: Mapping[str, str], given: str | None) -> str | None:
     """Return the error if an action would publish on its own pipeline's source, or None.
 
@@ -81,8 +86,7 @@ def source_trouble(topic: str, values: Mapping[str, str], given: str | None) -> 
         values: the values of the words that are the same in every event.
         given: the topic of the pipeline's readings; None: its source is not a topic.
     """
-    filled = _WORD.sub(lambda found: values.get(found[1], found[0]), topic)
-    if given is None or filled != given:
+    if given is None or filled(topic, values) != given:
         return None
     return f"{topic!r}: is the topic of the pipeline's own source; name another"
 

@@ -83,9 +83,8 @@ def make_state_folder(folder: Path) -> None:
     try:
         # As systemd makes it for the unit: what cameras saw and who may lock it is nobody else's.
         folder.mkdir(0o750, parents=True, exist_ok=True)
-    except FileNotFoundError:  # as below /proc
-        raise UsageError(f"state_dir: {folder}: no folder can be made there") from None
     except OSError as problem:
+        check_state_folder(folder)  # for plainer words, as of /proc
         raise UsageError(f"state_dir: {folder}: {problem.strerror}") from None
     _check_writable(folder, folder)
 
@@ -108,9 +107,18 @@ def check_state_folder(folder: Path) -> Path:
             raise UsageError(f"state_dir: {folder}: {problem.strerror}") from None
         if not stat.S_ISDIR(mode):
             raise UsageError(f"state_dir: {folder}: {there} is no folder")
+        if there != folder and _is_of_kernel(there):
+            break
         _check_writable(there, folder)
         return there
     raise UsageError(f"state_dir: {folder}: no folder can be made there")
+
+
+def _is_of_kernel(folder: Path) -> bool:
+    """Whether a folder is one of the kernel's own, in which not even root can make another."""
+    device = folder.stat().st_dev
+    mounts = [top for top in (Path("/proc"), Path("/sys")) if top.is_mount()]
+    return device in [top.stat().st_dev for top in mounts]
 
 
 def _check_writable(there: Path, folder: Path) -> None:

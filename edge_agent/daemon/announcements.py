@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from .. import __version__
 from ..config.device_profile import unlisted
-from ..config.rule_checks import is_grave
 from ..config.settings import parse_route
 from ..core.callbacks import Callbacks
 from ..core.errors import ModelError
@@ -23,6 +22,7 @@ from ..mqtt import payloads
 from ..mqtt.paho_client import largest_packet
 from ..runtime.pipelines.commands import states
 from ..runtime.pipelines.device_mode import DEVICE
+from .doubts import Doubts
 
 if TYPE_CHECKING:
     from ..delivery.rollout.ledger import Ledger
@@ -104,8 +104,7 @@ class Announcements:
         """By reference: why a model serves on an engine that is not in the profile."""
         self._broken: dict[str, str] = {}
         """By name of each model that no pipeline runs, and whose live version is broken: how."""
-        self._logged_doubts: set[tuple[str, str]] = set()
-        """Pipelines' settings without effect that have been logged."""
+        self.doubts = Doubts(runner)
 
     # The device
 
@@ -176,7 +175,7 @@ class Announcements:
                 payload = {"schema": payloads.SCHEMA, **held, "enabled": enabled}
                 self._retained.publish(self._runner.topics.pipeline(pipeline.name), payload)
             if self._model_topics is not None:
-                self._log_doubts()  # of settings that have just changed
+                self.doubts.log()  # of settings that have just changed
             runner = self._runner
             if runner.common.mode.is_used(runner.settings):
                 mode = {"schema": payloads.SCHEMA, "mode": runner.common.mode.current}
@@ -273,25 +272,13 @@ class Announcements:
             name = engine_words(model.engine.label)
             log.warning("model %s: on %s, because %s", reference, name, why)
 
-    def _log_doubts(self) -> None:
-        """Log once which settings of pipelines have no effect."""
-        pipelines = list(self._runner.pipelines.values())
-        now = {(each.name, line) for each in pipelines for line in each.doubts()}
-        for name, line in sorted(now - self._logged_doubts):
-            log.warning("pipeline %s: %s", name, line)
-        self._logged_doubts = now
-
     def problems(self) -> list[str]:
         """Return a line for each model that is broken, though no pipeline runs it.
 
         And one for each filter, rule or second stage of a pipeline that its models cannot serve.
         """
-        on = {each.name for each in self._runner.pipelines.values() if each.settings.enabled}
-        doubts = sorted(self._logged_doubts)
-        return [
-            *(f"model {words}" for _, words in sorted(self._broken.items())),
-            *(f"pipeline {name}: {line}" for name, line in doubts if name in on and is_grave(line)),
-        ]
+        broken = [f"model {words}" for _, words in sorted(self._broken.items())]
+        return broken + self.doubts.problems()
 
     def _log_streaming(self, model: Model) -> None:
         """Log once why a model is slow."""

@@ -104,6 +104,7 @@ class Control:
         if self.runner.identity.timeline.age > GOOD_SECONDS:
             self.inventory.verdicts.forgive()
         self._log_first_result()
+        self.announcements.doubts.tick()
         self.configuration.tick()
         self.answers.tick()
         if self.runner.is_blocked():

@@ -177,6 +177,9 @@ def test_a_state_on_a_read_only_disk_is_no_matter_of_rights(box: Box) -> None:
     done = box.run("sh", "-ec", mounted, "sh", *check)
     assert "FAIL  state_dir: /srv/state is read-only: nothing can be kept" in done.stdout
     assert "chown" not in done.stdout, done.stdout
+    (box.place / "config.toml").write_text('state_dir = "/srv/state/new"\n')
+    done = box.run("sh", "-ec", mounted, "sh", *check)
+    assert "FAIL  state_dir: /srv/state/new: Read-only file system; mount -o" in done.stdout
 
 
 def test_the_folder_in_the_way_is_named(box: Box) -> None:

@@ -23,7 +23,7 @@ from edge_agent.core.owners import foreign
 from edge_agent.core.privileges import User, acting_as
 from edge_agent.models.store.agent_lock import hold_agent_lock
 from tests.helpers.stranger import STRANGER, open_to_strangers
-from tests.helpers.support import PATIENCE, wait_until
+from tests.helpers.support import PATIENCE, call_cli, wait_until
 
 
 def test_a_lock_is_given_back_whoever_else_has_it_open(tmp_path: Path) -> None:
@@ -95,6 +95,19 @@ def test_a_state_folder_below_proc_is_refused_in_plain_words() -> None:
         UsageError, match="state_dir: /proc/edge-agent: no folder can be made there"
     ):
         make_state_folder(Path("/proc/edge-agent"))
+
+
+@pytest.mark.parametrize("folder", ["/proc/x", "/sys/x/y"])
+def test_check_refuses_a_state_folder_of_the_kernel_as_run_does(
+    tmp_path: Path, folder: str
+) -> None:
+    """It said that the first run would make it, and `run` ended with an error."""
+    config = tmp_path / "edge-agent.toml"
+    config.write_text(f'state_dir = "{folder}"\nbroker.url = "mqtt://127.0.0.1:1"\n')
+    for command in ("check", "run"):
+        said = call_cli(command, "--config", str(config))
+        assert said.code == 2
+        assert said.err == f"edge-agent: state_dir: {folder}: no folder can be made there\n"
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files to another user")

@@ -177,7 +177,7 @@ class _PipelineCheck:
 
     def run(self) -> None:
         """Print a line for each check."""
-        from ...config.lint import lint_pipeline
+        from ...config.lint import lint_pipeline, surroundings
         from ...config.settings import parse_route
 
         pipeline, report = self._pipeline, self._report
@@ -204,9 +204,9 @@ class _PipelineCheck:
             needed, text = needed_of(pipeline, self._size, found[:count]), pipeline.source
             stream = Stream(text, self._spec.redacted, self._size, needed, self._cost_ms)
             self._device.streams.append(stream)
-        for line in paces(self._spec, found[:count]):
-            report.line("note", f"{self._subject} source", line)
-        lines = lint_pipeline(pipeline, found[:count], found[count:])
+        _notes(report, [f"{self._subject} source: {it}" for it in paces(self._spec, found[:count])])
+        around = surroundings(self._device.settings, self._size)
+        lines = lint_pipeline(pipeline, found[:count], found[count:], around)
         for line in [*self._device.overrides.shadows(pipeline), *lines]:
             report.line("note", self._subject, line)
 

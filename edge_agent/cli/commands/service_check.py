@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ...core.files import check_state_folder
 from ...device.pressure import read_only
 from ..service_user import service_user
 
@@ -16,12 +18,15 @@ if TYPE_CHECKING:
 
 def check_state(report: Report, settings: Settings, file: Path | None) -> None:
     """Check that it can be written, including by the service's user, as we may be root."""
-    if not settings.state.exists():
-        report.line("ok", "state_dir", f"{settings.state}, made by the first run")
-        return
-    if (why := read_only(settings.state)) is not None:
+    there = check_state_folder(settings.state)
+    if (why := read_only(there)) is not None:
+        if there != settings.state:  # the first run would end with this
+            why = f"{settings.state}: {os.strerror(errno.EROFS)}"
         mend = "mount -o remount,rw makes it writable; dmesg says why it is not"
         report.line("FAIL", "state_dir", f"{why}; {mend}")
+        return
+    if there != settings.state:
+        report.line("ok", "state_dir", f"{settings.state}, made by the first run")
         return
     text = f"{settings.state}, writable"
     user = service_user() if os.geteuid() == 0 else None

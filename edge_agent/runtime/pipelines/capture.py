@@ -258,7 +258,7 @@ class Capture:
             try:
                 reading = source.retrieve()
                 if windows is None:
-                    self.pictures.check(reading.data)
+                    self._check(reading)
                 elif not windows.put(reading, attempt):
                     return
             except SampleError as problem:
@@ -270,6 +270,11 @@ class Capture:
                 return
         if windows is not None and windows.finish(attempt):
             windows.end()
+
+    def _check(self, picture: Reading) -> None:
+        self.pictures.check(picture.data)
+        if picture.file is None:
+            self._status.size = picture.data.shape[1], picture.data.shape[0]
 
     def refuse(self, problem: SampleError, attempt: Attempt, windows: Windows | None) -> None:
         """Count a reading, or a row of one, that cannot be used."""

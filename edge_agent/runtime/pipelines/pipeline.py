@@ -268,13 +268,19 @@ class Pipeline:
     def doubts(self) -> list[str]:
         """List which of its settings have no effect with its models, one line each."""
         from ...config.lint import lint_pipeline
+        from ...config.surroundings import Surroundings
 
+        common = self._common
+        around = Surroundings(
+            size=self.source.size, reads=common.client.feeds.wants, device=common.identity.device
+        )
         models = [each.model for each in self.servings]
         seconds = [serving.model for _, serving in self.seconds]
         return lint_pipeline(
             self.settings,
             [None if model is None else model.folder for model in models],
             [None if model is None else model.folder for model in seconds],
+            around,
         )
 
     def split_problem(self) -> str | None:

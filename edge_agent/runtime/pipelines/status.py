@@ -94,6 +94,8 @@ class SourceStatus:
         """Called when the source is lost, has ended or is switched off; True: switched off."""
         self.is_open = False
         """Whether its thread reads it, or waits for another that shares it to open it."""
+        self.size: tuple[int, int] | None = None
+        """Width and height of the latest picture from a camera or clip; None: none has come."""
         self.enabled = True
         """False: it was switched off; later reports of its thread are ignored."""
         self._name = settings.name
