@@ -9,7 +9,7 @@ from ..core.backoff import Backoff
 from ..core.errors import BrokerError
 from ..core.text import counted
 from ..delivery.sender import RetainedPackage
-from ..mqtt.one_shot import OneShotClient
+from ..mqtt.one_shot import OneShotClient, is_loss
 from .progress import Progress, say
 
 RECONNECT_SECONDS = 0.5
@@ -40,14 +40,15 @@ def lay(
         try:
             return "" if again and package.lies_there() else package.place(sent)
         except BrokerError as problem:
-            if not client.gone:
+            if not is_loss(client, problem):
                 raise
             why, losses = str(problem), losses + 1
         finally:
             progress.close()
         if time.monotonic() - moved > patience:
             break
-        say(f"{why}; trying again")
+        if losses == 1:
+            say(f"{why}; trying again")
         time.sleep(backoff.pause())
         reconnect(client, moved + patience)
     with suppress(BrokerError):
@@ -63,7 +64,8 @@ def limited(losses: int) -> str:
     """Return what to look at where the connection was lost so often; empty: it was not."""
     words = (
         f" the connection was lost {counted(losses, 'time')}: if the broker limits the size of"
-        " messages (message_size_limit of mosquitto), let it take 66000 bytes;"
+        " messages (message_size_limit of mosquitto), let it take 66000 bytes; its access list may"
+        " also lack `write` for this user;"
     )
     return words if losses else ""
 
@@ -77,6 +79,7 @@ def reconnect(client: OneShotClient, deadline: float) -> None:
     while True:
         try:
             client.reconnect()
+            client.settle()
             return
         except BrokerError:
             if time.monotonic() > deadline:

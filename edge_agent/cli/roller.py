@@ -21,7 +21,7 @@ from ..core.text import counted, printable
 from ..delivery.plan import ENDED, Plan, read_own, seal
 from ..delivery.sender import MOST_AWAY, RETURN_SECONDS, RetainedPackage
 from ..mqtt.look import texts_in
-from ..mqtt.one_shot import OneShotClient
+from ..mqtt.one_shot import OneShotClient, is_loss
 from ..mqtt.payloads import iso
 from ..mqtt.topics import rollouts
 from .fleet import LOOK_SECONDS, Fleet, some_of
@@ -444,9 +444,9 @@ class Roller:
         """Reconnect, however long that takes.
 
         Raises:
-            BrokerError: *problem*, if the connection is not lost.
+            BrokerError: *problem*, if that is not the loss of the connection.
         """
-        if isinstance(problem, BrokerError) and not self._client.gone:
+        if isinstance(problem, BrokerError) and not is_loss(self._client, problem):
             raise problem
         print(f"{problem}; trying again", file=sys.stderr, flush=True)
         self._echoes.clear()

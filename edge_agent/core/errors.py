@@ -8,6 +8,7 @@ AgentError
   SourceError        the camera or sensor is gone: close it, wait, open it again
   SampleError        this one sample cannot be used: drop and count it
   BrokerError        the broker cannot be reached or refuses us: back off, try again
+    ForbiddenError     its access list does not let us publish: report it, do not try again
   WebError           a web server does not answer as it should: try again, or report why
   SpoolError         messages waiting for the broker cannot be stored: keep in memory, try later
     SpoolDamagedError  the file is not as we write it: set it aside
@@ -85,6 +86,10 @@ class SampleError(AgentError):
 
 class BrokerError(AgentError):
     """A broker that cannot be reached or refuses us."""
+
+
+class ForbiddenError(BrokerError):
+    """A broker whose access list does not let us publish, however often we connect."""
 
 
 class WebError(AgentError):

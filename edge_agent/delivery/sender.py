@@ -21,7 +21,7 @@ from ..core.errors import BrokerError, ModelError
 from ..models.packages.blocks import CUT, ENTRY
 from ..models.packages.build import Package
 from ..models.packages.package import PackageHeader
-from ..mqtt.connection import ReceivedMessage, parse_object
+from ..mqtt.connection import ReceivedMessage, is_acknowledged, parse_object
 from ..mqtt.one_shot import OneShotClient
 from ..mqtt.payloads import SCHEMA, iso
 from ..mqtt.topics import packages
@@ -156,8 +156,8 @@ class Sender:
         self._offered_at = 0.0
         self._began = iso(time.time_ns())
         """Tells devices the offers of this push from those of another one of the same package."""
-        self._offers: set[str] = set()
-        """The times of the offers."""
+        self._offers: dict[str, Any] = {}
+        """The receipts of the offers, by their times."""
         self._returning = 0.0
         """Monotonic time until which devices may still be reconnecting."""
         self.progress: dict[str, Progress] = {device: Progress(until=until) for device in devices}
@@ -182,14 +182,19 @@ class Sender:
     def offer(self) -> None:
         """Publish the offer of the package."""
         offer = {**offer_of(self._package), "time": iso(time.time_ns()), "began": self._began}
-        self._offers.add(offer["time"])
         if self._drawn:
             offer["drawn"] = True
         payload = json.dumps(offer).encode()
         check_sizes(self._client, self._prefix, self._package, len(payload))
         self._offered_at = time.monotonic()
         self._sent.clear()  # blocks in transit may have been lost
-        self._publish(f"{self._prefix}/offer", payload)
+        self._offers[offer["time"]] = self._publish(f"{self._prefix}/offer", payload)
+
+    @property
+    def taken(self) -> bool:
+        """Whether the broker has answered an offer, or a device has."""
+        answered = (progress.answered for progress in self.progress.values())
+        return any(map(is_acknowledged, self._offers.values())) or any(answered)
 
     def step(self, timeout: float) -> None:
         """Answer a message, of many devices also some that wait; offer again after silence."""
@@ -273,9 +278,9 @@ class Sender:
         self.bytes_sent += len(payload)
         self._publish(f"{self._prefix}/{kind}/{number}", payload)
 
-    def _publish(self, topic: str, payload: bytes) -> None:
+    def _publish(self, topic: str, payload: bytes) -> Any:
         """Publish to devices connected now; one that reconnects later gets nothing unrequested."""
-        self._client.publish(topic, payload, expires_s=MOST_OFFER_SECONDS)
+        return self._client.publish(topic, payload, expires_s=MOST_OFFER_SECONDS)
 
 
 MAX_RETAINED_BYTES = 256 * 2**20
@@ -339,10 +344,11 @@ class RetainedPackage:
 
     def put(self, progress: Callable[[int, int], object]) -> None:
         """Send all of it, the offer last; *progress* gets the number of blocks sent, and of all."""
-        done = 0
+        done, window = 0, 1  # alone, the first one's refusal is read before the broker hangs up
         parts = self._parts()
-        while receipts := [self._publish(*part) for part in islice(parts, WINDOW)]:
+        while receipts := [self._publish(*part) for part in islice(parts, window)]:
             self._client.wait_published(receipts, SENT_SECONDS)
+            window = WINDOW
             done = min(done + len(receipts), len(self._package.blocks))
             progress(done, len(self._package.blocks))
         self._client.wait_published([self._publish("offer", self._offer)], SENT_SECONDS)

@@ -15,12 +15,16 @@ from typing import Any, NamedTuple, Self
 
 from ..config.settings import Broker
 from ..core.backoff import Backoff
-from ..core.errors import AgentError, BrokerError
+from ..core.errors import AgentError, BrokerError, ForbiddenError
 from .connecting import Left, connect
 from .connection import Connection, Hooks, ReceivedMessage, Refusal, is_acknowledged
+from .diagnose import NOT_AUTHORIZED
 from .subscriptions import Feeds, Put
 
 log = logging.getLogger(__name__)
+
+SETTLE_SECONDS = 5.0
+"""Most time for the broker to answer what is subscribed to."""
 
 
 class _RefusedPublish(NamedTuple):
@@ -149,6 +153,15 @@ class OneShotClient:
             return "granted a subscription"
         return "answered an UNSUBSCRIBE" if self._passed < self._asked else ""
 
+    def settle(self) -> None:
+        """Wait for what the broker retains, which `next` returns.
+
+        If it ends the connection while that is acknowledged, what it has refused is not read.
+        """
+        deadline = time.monotonic() + SETTLE_SECONDS
+        while self.unanswered and time.monotonic() < deadline:
+            self._keep(self._next(0.02))
+
     @property
     def receives(self) -> bool:
         """Whether a message has come in part: more may follow it."""
@@ -203,7 +216,8 @@ class OneShotClient:
                     return None
             else:
                 if isinstance(received, _RefusedPublish):
-                    raise BrokerError(self._explain(received))
+                    is_forbidden = received.refusal.code == NOT_AUTHORIZED
+                    raise (ForbiddenError if is_forbidden else BrokerError)(self._explain(received))
                 return received
 
     def _explain(self, refused: _RefusedPublish) -> str:
@@ -240,6 +254,15 @@ class OneShotClient:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def is_loss(client: OneShotClient, problem: BrokerError) -> bool:
+    """Whether *problem* is the loss of the connection, so that the next one may be better.
+
+    mosquitto from 2.0.16 on (2.0.11 of Debian, too) with `max_queued_messages 0` ends the
+    connection right after it has refused a message.
+    """
+    return client.gone and not isinstance(problem, ForbiddenError)
 
 
 class TopicReader:

@@ -14,7 +14,7 @@ from ..config.settings import Broker
 from ..core.errors import BrokerError
 from .connecting import connect
 from .connection import Hooks, Refusal
-from .one_shot import OneShotClient
+from .one_shot import OneShotClient, is_loss
 from .subscribing import refused
 from .subscriptions import Subscriptions
 from .topics import Topics
@@ -53,8 +53,8 @@ def retained_trouble(broker: Broker, topic: str) -> str:
             client.publish(topic, mark, retain=True)
             try:
                 heard = client.next(LIVE_SECONDS)
-            except BrokerError:
-                if not client.gone:
+            except BrokerError as problem:
+                if not is_loss(client, problem):
                     raise
                 return "ends the connection at a retained message; allow them there"
             if heard is None or heard.payload != mark:

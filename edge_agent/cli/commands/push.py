@@ -20,7 +20,7 @@ from ...models.importing import BARE, file_of, import_model, import_tar
 from ...models.packages.blocks import CUT
 from ...models.packages.build import Package, make, open_package
 from ...models.packages.keys import load_private
-from ...mqtt.one_shot import OneShotClient
+from ...mqtt.one_shot import OneShotClient, is_loss
 from ...mqtt.topics import rollouts
 from ..broker_settings import broker_settings
 from ..fleet import MANY, Fleet, check_target, look_filters, online_targets, some_of, unheard
@@ -209,12 +209,14 @@ def _send(
     sender.offer()
     with bars:
         while not sender.done:
+            taken = sender.taken  # before the step, which raises what came before it
             try:
                 sender.step(0.2)
             except BrokerError as problem:
-                if not client.gone:
+                if not is_loss(client, problem):
                     raise
-                print(f"{problem}; trying again", file=sys.stderr, flush=True)
+                if not losses:
+                    print(f"{problem}; trying again", file=sys.stderr, flush=True)
                 lost_at, losses = time.monotonic(), losses + 1
                 reconnect(client, moved + timeout)
                 if retained is not None:
@@ -225,7 +227,7 @@ def _send(
                 (p.shown, p.heard_at if p.waits_for_probation else p.percent)
                 for p in sender.progress.values()
             ]
-            if now != before:
+            if now != before and taken:
                 before, moved, losses = now, time.monotonic(), 0
                 bars.update()
             # A trial or a shadow has its own timeout on the device.
