@@ -18,10 +18,8 @@ def surroundings(settings: Settings, size: tuple[int, int] | None = None) -> Sur
     """Return what settings say: the topics of sources that are not switched off."""
     from ..sources.spec import parse_source
 
-    sources = [
-        parse_source(each.source, settings.base) for each in settings.pipelines if each.enabled
-    ]
-    topics = {source.name for source in sources if source.scheme.name == "mqtt"}
+    on = [each for each in settings.pipelines if each.enabled]
+    topics = {parse_source(each.source, settings.base).topic for each in on}
     return Surroundings(size=size, reads=topics.__contains__, device=settings.device_id)
 
 

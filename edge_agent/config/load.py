@@ -382,7 +382,7 @@ def _problems(pipeline: Pipeline, settings: Settings) -> Iterator[tuple[str, str
     except UsageError as problem:
         yield "source", str(problem).removeprefix("source ")
     else:
-        given = source.name if source.scheme.name == "mqtt" else None
+        given = source.topic
         trouble = None if given is None else _own_topic(given, settings)
         if pipeline.has_no_model and source.kind == "picture":
             found = f"{source.redacted} gives pictures, which need a model"

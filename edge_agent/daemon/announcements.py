@@ -154,7 +154,7 @@ class Announcements:
             ],
             **has,
             "subscriptions": sorted(
-                {p.spec.name for p in runner.pipelines.values() if p.spec.scheme.name == "mqtt"}
+                {p.spec.topic for p in runner.pipelines.values() if p.spec.topic is not None}
             ),
             "limits": {
                 "max_block_bytes": MAX_BLOCK,

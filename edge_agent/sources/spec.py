@@ -72,6 +72,11 @@ class SourceSpec:
         return self.scheme.stall_seconds if given is None else given
 
     @property
+    def topic(self) -> str | None:
+        """The MQTT topic that it reads; None: it is no such source."""
+        return self.name if self.scheme.name == "mqtt" else None
+
+    @property
     def redacted(self) -> str:
         """The text without secrets, for logs, errors and topics."""
         return redact(self.text)

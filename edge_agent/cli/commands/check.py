@@ -230,7 +230,7 @@ class _PipelineCheck:
         from ...sources.source import SourceContext, open_source
 
         spec, where = self._spec, f"{self._subject} source"
-        if spec.scheme.name == "mqtt":
+        if spec.topic is not None:
             from ...mqtt.one_shot import TopicReader
 
             with TopicReader(self._device.settings.broker) as topics:

@@ -163,7 +163,7 @@ def _settings(options: Options) -> tuple[Settings | None, Pipeline]:
 @contextmanager
 def _topics(options: Options, spec: SourceSpec) -> Iterator[TopicReader | None]:
     """Yield a reader of topics on the broker in the settings if the source is one, else None."""
-    if spec.scheme.name != "mqtt":
+    if spec.topic is None:
         yield None
         return
     from ...mqtt.one_shot import TopicReader

@@ -128,8 +128,8 @@ class Pipeline:
 
     def expect(self, more: int) -> None:
         """Have the connection expect the source, and keep what is held for it; -1: no more."""
-        if self.spec.scheme.name == "mqtt":
-            self._common.client.feeds.expect(self.spec.name, more, held=self.spec.held)
+        if self.spec.topic is not None:
+            self._common.client.feeds.expect(self.spec.topic, more, held=self.spec.held)
 
     def apply(self, settings: PipelineSettings) -> None:
         """Apply settings that differ from the present ones in live keys, losing no frame."""
