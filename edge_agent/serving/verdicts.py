@@ -8,7 +8,8 @@ Crashes and hangs are also counted here, from the flight recorder's record of ca
 known about a crashed process. Otherwise a model whose engine crashes at every start would make the
 service manager restart the agent forever. After LIMIT times in a row the engine is passed over for
 that model; a good run clears counts below the limit. Those that a client's question has caused are
-counted apart, for ever: after LIMIT of them the model is not asked any more, and pipelines keep it.
+counted apart, for ever, and on all engines together, as the agent exchanges those by itself: after
+LIMIT of them the model is not asked any more, and pipelines keep it.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ GOOD_SECONDS = 300.0
 NOT_FASTER = "not faster"
 """Beginning of the reason if the challenger agreed but was not faster."""
 _ASKED = "asked "
-"""Before the target in the keys of crashes in questions."""
+"""Begins the keys of crashes in questions."""
 _VERBS = {"load": "loading", "infer": "running", "ask": "answering a client with"}
 
 Load = Literal["whole", "prepared"]
@@ -176,17 +177,18 @@ class Verdicts:
         times, why = self._known.crashes.get(target, _Crashes(0, ""))
         if times < LIMIT:
             return None
-        return f"{why}, {times} times in a row; {self._mend}"
+        return f"{why}, {times} times in a row; use another version or engine, {self._again}"
 
     def why_not_asked(self, target: str) -> str | None:
-        """Return why a model takes no questions on an engine, or None if it does."""
-        times, why = self._known.crashes.get(_ASKED + target, _Crashes(0, ""))
-        return None if times < LIMIT else f"takes no questions: {why}, {times} times; {self._mend}"
+        """Return why a model takes no questions, or None if it does; the engine does not matter."""
+        times, why = self._known.crashes.get(_asked_key(target), _Crashes(0, ""))
+        if times < LIMIT:
+            return None
+        return f"takes no questions: {why}, {times} times; use another version, {self._again}"
 
     @property
-    def _mend(self) -> str:
-        path = self._file.path
-        return f"use another version or engine, or remove {path} and restart to try it again"
+    def _again(self) -> str:
+        return f"or remove {self._file.path} and restart to try it again"
 
     def problems(self) -> list[str]:
         """List the counted crashes that are below the limit."""
@@ -270,7 +272,13 @@ class Verdicts:
 
 
 def _crash_key(call: EngineCall) -> str:
-    return f"{_ASKED}{call.target}" if call.kind == "ask" else call.target
+    return _asked_key(call.target) if call.kind == "ask" else call.target
+
+
+def _asked_key(target: str) -> str:
+    """Return the key of crashes in questions: the model and the stamp of its network file."""
+    model, _, place = target.partition(" ")
+    return f"{_ASKED}{model} {place.rpartition(' ')[2]}"
 
 
 def _parse(content: Any) -> _Known:
