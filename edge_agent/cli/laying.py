@@ -41,6 +41,8 @@ def lay(
             return "" if again and package.lies_there() else package.place(sent)
         except BrokerError as problem:
             if not is_loss(client, problem):
+                if most:
+                    _take_back(client, package)
                 raise
             why, losses = str(problem), losses + 1
         finally:
@@ -51,13 +53,18 @@ def lay(
             say(f"{why}; trying again")
         time.sleep(backoff.pause())
         reconnect(client, moved + patience)
-    with suppress(BrokerError):
-        client.reconnect()
-        if not package.lies_there():  # whole, and for others
-            package.clear()
+    _take_back(client, package)
     raise BrokerError(
         f"no more of the package came to the broker for {patience:.0f} s;{limited(losses)} {why}"
     )
+
+
+def _take_back(client: OneShotClient, package: RetainedPackage) -> None:
+    """Remove what came to the broker, unless it lies there whole, and for others."""
+    with suppress(BrokerError):
+        client.reconnect()
+        if not package.lies_there():
+            package.clear()
 
 
 def limited(losses: int) -> str:

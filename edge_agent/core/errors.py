@@ -8,7 +8,7 @@ AgentError
   SourceError        the camera or sensor is gone: close it, wait, open it again
   SampleError        this one sample cannot be used: drop and count it
   BrokerError        the broker cannot be reached or refuses us: back off, try again
-    ForbiddenError     its access list does not let us publish: report it, do not try again
+    PublishRefusedError  it takes no such message: report it, do not try again
   WebError           a web server does not answer as it should: try again, or report why
   SpoolError         messages waiting for the broker cannot be stored: keep in memory, try later
     SpoolDamagedError  the file is not as we write it: set it aside
@@ -88,8 +88,8 @@ class BrokerError(AgentError):
     """A broker that cannot be reached or refuses us."""
 
 
-class ForbiddenError(BrokerError):
-    """A broker whose access list does not let us publish, however often we connect."""
+class PublishRefusedError(BrokerError):
+    """A message that the broker takes over no connection: forbidden to us, or too large."""
 
 
 class WebError(AgentError):

@@ -7,6 +7,7 @@ import socket
 from datetime import UTC, datetime
 
 from ..config.settings import Broker
+from .paho_client import TOO_LARGE
 from .tls import expired, validities
 
 NOT_AUTHORIZED = 0x87
@@ -113,4 +114,9 @@ def explain_publish(broker: Broker, topic: str, code: int, reason: str) -> str:
     if code == NOT_AUTHORIZED:
         who = username_of(broker) or "us"
         return f"the broker does not let {who} publish to {topic}: {reason}; {ACCESS_LIST}"
-    return f"the broker refused a message on {topic}: {reason}"
+    larger = (
+        "; let it take larger ones (message_size_limit of mosquitto), for a push 66000 bytes"
+        if code == TOO_LARGE
+        else ""
+    )
+    return f"the broker refused a message on {topic}: {reason}{larger}"

@@ -15,10 +15,11 @@ from typing import Any, NamedTuple, Self
 
 from ..config.settings import Broker
 from ..core.backoff import Backoff
-from ..core.errors import AgentError, BrokerError, ForbiddenError
+from ..core.errors import AgentError, BrokerError, PublishRefusedError
 from .connecting import Left, connect
 from .connection import Connection, Hooks, ReceivedMessage, Refusal, is_acknowledged
 from .diagnose import NOT_AUTHORIZED
+from .paho_client import TOO_LARGE
 from .subscriptions import Feeds, Put
 
 log = logging.getLogger(__name__)
@@ -216,15 +217,16 @@ class OneShotClient:
                     return None
             else:
                 if isinstance(received, _RefusedPublish):
-                    is_forbidden = received.refusal.code == NOT_AUTHORIZED
-                    raise (ForbiddenError if is_forbidden else BrokerError)(self._explain(received))
+                    raise self._refused(received)
                 return received
 
-    def _explain(self, refused: _RefusedPublish) -> str:
+    def _refused(self, refused: _RefusedPublish) -> BrokerError:
         from .diagnose import explain_publish
 
         topic = self._topics.get(refused.mid, "one of its topics")
-        return explain_publish(self.broker, topic, refused.refusal.code, refused.refusal.reason)
+        code, reason = refused.refusal.code, refused.refusal.reason
+        error = PublishRefusedError if code in {NOT_AUTHORIZED, TOO_LARGE} else BrokerError
+        return error(explain_publish(self.broker, topic, code, reason))
 
     def read(self, topic: str, seconds: float, by: str | None = None) -> bytes | None:
         """Return the retained message of a topic, or None if none arrives in time.
@@ -259,10 +261,10 @@ class OneShotClient:
 def is_loss(client: OneShotClient, problem: BrokerError) -> bool:
     """Whether *problem* is the loss of the connection, so that the next one may be better.
 
-    mosquitto from 2.0.16 on (2.0.11 of Debian, too) with `max_queued_messages 0` ends the
-    connection right after it has refused a message.
+    mosquitto ends the connection right after it has refused a message that is too large and, from
+    2.0.16 on (2.0.11 of Debian, too) with `max_queued_messages 0`, any message.
     """
-    return client.gone and not isinstance(problem, ForbiddenError)
+    return client.gone and not isinstance(problem, PublishRefusedError)
 
 
 class TopicReader:
