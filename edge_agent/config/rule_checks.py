@@ -299,6 +299,9 @@ def _lint_value(
         if rule.value not in there:
             # A sensor may send other values later.
             how = "has not come yet" if pipeline.has_no_model else f"{NEVER_ACTS} {names}"
+            if pipeline.has_no_model and all(label.isdigit() for label in there):
+                # A device may send its header line only when it starts.
+                how = f"{NEVER_ACTS} columns that have no names (is the header line still to come?)"
             yield f".value: {rule.value!r} {how}; there are {', '.join(sorted(there)[:20])}"
 
 

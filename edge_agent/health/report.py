@@ -122,6 +122,8 @@ class _Machine:
         self._state_dir = state_dir
         self._thermometer = Thermometer(root)
         self._clock_unset = Latch()
+        self._said: set[str] = set()
+        """What of the machine has been logged: "disk", "memory"."""
 
     def clock_problems(self, *, unset: bool) -> list[str]:
         # The day alone: with the time it would be another reason each time.
@@ -143,15 +145,19 @@ class _Machine:
             return 0
 
     def problems(self) -> list[str]:
-        """Return a line for each part that is too hot or too full."""
-        return [
+        """Return a line for each part that is too hot or too full; each part is logged once."""
+        found = [
             *self._thermometer.read().problems(),
             *pressure.memory_problems(self._root),
-            *(
-                pressure.disk_problems(self._state_dir)
-                or [f"disk: {why}" for why in unwritten(self._state_dir)]
-            ),
+            *pressure.disk_problems(self._state_dir),
         ]
+        parts = {line.partition(":")[0]: line for line in found}
+        for part in parts.keys() - self._said:
+            log.warning("%s", parts[part])
+        self._said = {*parts}
+        if "disk" not in parts:  # these are logged as they occur
+            found += [f"disk: {why}" for why in unwritten(self._state_dir)]
+        return found
 
     def owner_problems(self, reasons: Sequence[str]) -> list[str]:
         """Return what belongs to another user, if something was denied."""

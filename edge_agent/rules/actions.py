@@ -21,7 +21,7 @@ from ..config.rules import Action
 from ..config.templates import fill, fill_payload, topic_trouble
 from ..core.errors import WebError
 from ..core.frozen import record
-from ..core.text import redact
+from ..core.text import counted, redact
 from ..core.threads import start_thread
 from ..core.web import exchange
 from ..mqtt import payloads
@@ -247,7 +247,10 @@ class Actions:
         return [(payload, action) for payload, action in there if payload["state"] == "end"]
 
     def settle(self, seconds: float) -> None:
-        """Wait until the broker has answered what was published, up to *seconds*."""
+        """Wait until the broker has answered what was published, up to *seconds*.
+
+        What it has not answered then, and no next run carries out, is logged.
+        """
         waiting = {message.number for message in list(self._messages)}
         with self._changed:
             self._changed.wait_for(
@@ -257,6 +260,14 @@ class Actions:
                 ),
                 seconds,
             )
+            lost = [
+                str(payload["rule"])
+                for payload, action in self._undone.values()
+                if action.http is None and payload["state"] != "end"
+            ]
+        if lost:
+            what, whose = counted(len(lost), "message"), ", ".join(sorted({*lost})[:10])
+            log.warning("action: %s given up: the broker was away (rule %s)", what, whose)
 
     # Called by any thread, with the client locked
 

@@ -68,6 +68,7 @@ def test_a_full_disk_stops_nothing(
         kept = command(listener, "set", "two", pipeline="p", threshold=0.1, persist=True)
         assert kept["ok"] is False
         assert "set for now, but not kept" in kept["error"]
+        assert running.words().count(f"MiB are free where {disk / 'state'} is") == 1
         assert running.stop() == 0
 
         listener.heard.clear()

@@ -381,6 +381,20 @@ def test_a_stop_posts_the_ends_too(
     assert server.bodies[1]["why"] == "stopped"
 
 
+def test_a_stop_says_which_messages_the_broker_has_not_taken(
+    yard: Yard, broker: Mosquitto, agent: Agents, hook: Callable[..., Hook]
+) -> None:
+    """Where the broker is away; what an end causes is sent by the next run, and is not meant."""
+    server = hook()
+    broker.stop()
+    do = [{"publish": "siren", "qos": 1, "on": "all"}, {"http": server.url, "on": "begin"}]
+    running = agent(yard.settings(broker.url, {**PERSON, "do": do}))
+    wait_until(lambda: len(server.bodies) == 1, "the begin to be posted")
+    assert running.stop() == 0
+    said = "action: 1 message given up: the broker was away (rule person)"
+    assert said in running.words()
+
+
 def test_servers_that_hang_or_redirect_are_one_line_and_hold_up_nothing(
     yard: Yard, broker: Mosquitto, listen: Listeners, agent: Agents, hook: Callable[..., Hook]
 ) -> None:

@@ -330,6 +330,27 @@ def test_any_sensor_gives_its_values_by_the_names_of_its_channels(
     os.close(theirs)
 
 
+def test_a_rule_on_a_column_whose_name_has_not_come_is_in_health(
+    broker: Mosquitto, listen: Listeners, agent: Agents
+) -> None:
+    """A device that sends its header only at its own start, and an agent that starts later."""
+    line, theirs = os.openpty()
+    tty.setraw(theirs)
+    rule = {"name": "hot", "when": "value", "value": "temp", "above": 30}
+    pipeline = {"name": "line", "source": f"serial:{os.ttyname(theirs)}", "model": "readings"}
+    heard = listen(broker.port)
+    running = agent(agent_settings("box", broker.url, [{**pipeline, "rules": [rule]}]))
+    heard.wait_state("edge/box/source/line", state="running")
+    os.write(line, b"half\n21,40\n22,41\n")
+    heard.wait_why("'temp' never acts with columns that have no names")
+    os.write(line, b"temp,hum\n" + b"31,41\n" * 5)
+    heard.wait_for(lambda _: heard.on("edge/box/event/line"), "the event")
+    heard.wait_state("edge/box/health", state="ok")
+    assert running.stop() == 0
+    os.close(line)
+    os.close(theirs)
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
