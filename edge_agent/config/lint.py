@@ -70,6 +70,8 @@ def lint_pipeline(
     ]
     if pipeline.threshold is not None and known and WITHOUT_THRESHOLD.issuperset(tasks):
         lines.append(_without("threshold", known[0]))
+    if pipeline.snapshot and known and all(one.manifest.input.is_signal for one in known):
+        lines.append(f"snapshot has no effect: {known[0].manifest.id} is for sensors")
     if pipeline.labels or pipeline.thresholds or any(pipeline.min_box):
         from .rule_checks import lint_filters
 

@@ -192,6 +192,9 @@ def lint_filters(pipeline: Pipeline, firsts: Sequence[ModelFolder | None]) -> It
         given = []
     if any(pipeline.min_box) and not tasks & BOXED:
         yield f"min_box has no effect: {names} finds no boxes"
+    left_out = [label for label in pipeline.thresholds if label not in pipeline.labels]
+    if len(given) == 2 and left_out:
+        yield f"thresholds: no effect on {few(left_out)}: `labels` leaves it out"
     found = {label for folder in known for label in folder.finds}
     for key in given:
         labels = list(getattr(pipeline, key))

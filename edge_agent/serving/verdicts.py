@@ -69,11 +69,13 @@ class Decision:
         """
         if self.incumbent_ms is None or self.challenger_ms is None:
             return None
-        lost = f"{NOT_FASTER}: " if self.takes_over else ""
+        how = f"{NOT_FASTER}: " if self.takes_over else ""
+        if not self.takes_over and self.incumbent_ms >= self.challenger_ms:
+            how = "about as fast: "  # what was not faster by a margin had not taken over
         return Decision(
             engine=engine,
             takes_over=not self.takes_over,
-            why=f"{lost}{self.incumbent_ms:.2f} ms beside {self.challenger_ms:.2f} ms of "
+            why=f"{how}{self.incumbent_ms:.2f} ms beside {self.challenger_ms:.2f} ms of "
             f"{self.engine}",
             incumbent_ms=self.challenger_ms,
             challenger_ms=self.incumbent_ms,

@@ -13,8 +13,9 @@ from edge_agent.config.rules import Action, Line, Rule, Zone
 from edge_agent.config.settings import Pipeline
 from edge_agent.config.surroundings import Surroundings
 from edge_agent.inference.readings import folder_of
+from edge_agent.models.manifest import load
 from tests.helpers.cameras import MjpegServer
-from tests.helpers.small_models import detector, encode_jpeg, plain, write_pictures
+from tests.helpers.small_models import detector, encode_jpeg, loudness, plain, write_pictures
 from tests.helpers.support import (
     AgentProcess,
     Mosquitto,
@@ -89,6 +90,26 @@ def test_a_least_box_beyond_the_picture_is_said() -> None:
     (line,) = lint(min_box=(0, 400), roi=(0, 100, 640, 999))
     assert "at most 640x380" in line
     assert lint(min_box=(640, 480)) == lint(None, min_box=(9999, 9999)) == []
+
+
+def test_a_threshold_of_a_label_that_is_left_out_is_said(tmp_path: Path) -> None:
+    """It had no effect, without a word."""
+    model = load(detector(tmp_path / "boxes", [(0, 0.9, 0.1, 0.1, 0.4, 0.9)], ["car", "person"]))
+    for labels, count in ((("person",), 1), (("car", "person"), 0), ((), 0)):
+        given = Pipeline(
+            name="door", source="rtsp://cam/1", model="m", labels=labels, thresholds={"car": 0.4}
+        )
+        said = lint_pipeline(given, [model], [])
+        assert said == ["thresholds: no effect on car: `labels` leaves it out"] * count
+
+
+def test_snapshots_of_a_sensor_are_said_to_be_none(tmp_path: Path) -> None:
+    """None came, without a word."""
+    model = load(loudness(tmp_path / "wave", 8))
+    given = Pipeline(name="s", source="mqtt:a/b", model="wave", snapshot=True)
+    (line,) = lint_pipeline(given, [model], [])
+    assert line.startswith("snapshot has no effect: ")
+    assert line.endswith(" is for sensors")
 
 
 def readings(source: str, value: str, **keys: Any) -> list[str]:

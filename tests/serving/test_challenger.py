@@ -255,6 +255,14 @@ def test_a_decision_can_be_reversed(slow: Model, tried: Tried, tmp_path: Path) -
     assert Decision(engine="x", takes_over=False, why="disagrees").reversed("y") is None
 
 
+def test_who_is_about_as_fast_is_not_said_to_be_faster() -> None:
+    """It was logged that an engine takes over with "2.86 ms beside 2.83 ms"."""
+    lost = Decision(engine="x", takes_over=False, why="", incumbent_ms=2.86, challenger_ms=2.83)
+    back = lost.reversed("y")
+    assert back is not None
+    assert (back.takes_over, back.why) == (True, "about as fast: 2.86 ms beside 2.83 ms of x")
+
+
 def test_damaged_notes_count_as_none(slow: Model, tried: Tried, tmp_path: Path) -> None:
     """Notes that cannot be read are found out again."""
     (tmp_path / "state").mkdir()
