@@ -392,8 +392,8 @@ class Run:
         # Before anybody repeats anything, it runs: the old one or the new one; where the new one
         # was on probation, the old one after a crash and the new one after any other end.
         wanted = {f"{NAME}@1", f"{NAME}@2"}
-        trial, undone = before.trial, None
-        if trial is not None and trial.phase == "probation":
+        undone = None
+        if before.on_probation is not None:
             undone = before.previous if status == -signal.SIGABRT else None
             wanted = {f"{NAME}@{undone or before.live}"}
         while self.agent.process.poll() is None:
@@ -450,13 +450,13 @@ class Run:
         lost = "broker" in self.deaths or self.rolled_back
         if self.case.form == "whole" and delivered and not lost:
             return False
-        return pointers.live != "2" and (pointers.trial is None or self.pusher is None)
+        return pointers.live != "2" and (not pointers.marks or self.pusher is None)
 
     def settled(self) -> bool:
         """Whether what should run runs, unwatched, and nobody is at work any more."""
         wanted = "1" if self.case.form == "rollback" else "2"
         pointers = self.store.pointers(NAME)
-        if pointers.live != wanted or pointers.trial is not None:
+        if pointers.live != wanted or pointers.marks:
             return False
         if self.pusher is not None and self.pusher.poll() is None:
             return False

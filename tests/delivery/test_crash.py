@@ -111,7 +111,7 @@ def test_a_version_goes_live_together_with_its_probation(tmp_path: Path) -> None
     store.set_trial("face", Trial("1", "shadow", time.time()))
     assert store.activate("face", "1", watched=mark) == store.pointers("face")
     assert store.pointers("face").live == "1"
-    assert store.pointers("face").trial == mark
+    assert store.pointers("face").marks == (mark,)
 
 
 def test_half_written_files_of_the_agent_go_with_its_next_start(tmp_path: Path) -> None:

@@ -188,6 +188,25 @@ def test_push_until_live_waits_for_the_end_of_probation(box: Boxes, tmp_path: Pa
     assert one.wait_settled(outcome="rolled-back", version="3")["live"] == "2"
 
 
+def test_what_is_replaced_before_its_probation_is_over_has_not_passed(
+    box: Boxes, tmp_path: Path
+) -> None:
+    """Its push ended as live, and when the next one failed, it came back without being watched."""
+    one = box(trial={"shadow_frames": 0, "probation_s": 60})
+    first = deliver(one, tmp_path, "2", best=2)
+    assert first["state"] == "probation"
+    send(one.broker.port, "edge-01", failing(tmp_path, "3"))
+    assert one.wait_settled(outcome="rolled-back", version="3")["live"] == "1"
+    one.results_go_on("1")
+    last = one.listener.on(one.topic("push", first["transfer"]))[-1]
+    assert (last["state"], last["why"]) == (
+        "rejected",
+        "replaced by 3 before its probation was over",
+    )
+    assert one.command("activate", "again", model="level", version="2")["ok"]
+    one.wait_live("2")
+
+
 def test_latency_in_probation_rolls_back(box: Boxes, tmp_path: Path) -> None:
     """A version that becomes slower than allowed while it serves gives way to the one before."""
     one = box(trial={"shadow_frames": 0, "probation_s": 60})
@@ -317,7 +336,7 @@ def test_a_power_cut_within_probation_does_not_roll_a_good_model_back(
     assert started_again(one) == "level@1"
     state = one.wait_settled(outcome="rolled-back", version="2")
     assert state["last"]["why"] == "the agent ended 3 times during its probation"
-    assert read(one.state / "models" / "level").trial is None
+    assert read(one.state / "models" / "level").marks == ()
 
 
 def test_what_is_added_during_an_interrupted_probation_is_tried_at_the_next_start(
@@ -755,10 +774,10 @@ def test_what_a_start_finds_untried_and_damaged_says_so(box: Boxes, tmp_path: Pa
     one.results_go_on("2", "pinned")
 
 
-def test_a_version_that_a_pipeline_has_loaded_ends_with_its_rejection(
+def test_an_untried_version_serves_no_pin_while_another_is_on_probation(
     box: Boxes, tmp_path: Path
 ) -> None:
-    """Its files were gone, and it served from memory until the next start."""
+    """It served, and after its rejection from memory until the next start."""
     one = box(
         trial={"probation_s": 60},
         pipelines=[{"name": "door", "model": "level"}, {"name": "pinned", "model": "level@3"}],
@@ -770,11 +789,10 @@ def test_a_version_that_a_pipeline_has_loaded_ends_with_its_rejection(
     assert added.returncode == 0, added.stderr
     one.agent.restart()
     one.listener.wait_for(
-        lambda _h: "model level@3 is live as level@3" in one.agent.words(), "the pin to be loaded"
-    )
-    one.listener.wait_for(
         lambda _h: one.model().get("last", {}).get("outcome") == "rejected", "its rejection"
     )
+    assert "model level@3: has not passed its trial yet" in one.agent.words()
+    assert "model level@3 is live" not in one.agent.words()
     assert one.stored()["level"] == {"2"}
     said = "model level@3: not found; there is 2, 1"
     one.listener.wait_for(lambda _h: said in one.health()["why"], "what it waits for")

@@ -139,15 +139,15 @@ def test_an_orderly_end_blames_no_candidate(store: Store, ledger: Ledger) -> Non
     for name, phase, starts in (
         ("a", "preparing", 1),
         ("b", "preparing", 2),
-        ("c", "probation", 0),
     ):
         store.set_trial(name, Trial("2", phase, time.time(), starts))
+    store.set_watched("c", Trial("2", "probation", time.time()))
     ledger.add(Candidate("a", "2", None, phase="trial"))
     ledger.add(Candidate("b", "2", None, starts=2))  # waits
     ledger.add(Candidate("c", "2", None, phase="probation"))
     ledger.suspend()
-    marks = [store.pointers(name).trial for name in ("a", "b", "c")]
-    assert [mark.starts for mark in marks if mark is not None] == [0, 1, -1]
+    marks = [mark for name in ("a", "b", "c") for mark in store.pointers(name).marks]
+    assert [mark.starts for mark in marks] == [0, 1, -1]
 
 
 def test_a_candidate_whose_package_is_not_complete_cannot_be_installed() -> None:

@@ -36,7 +36,7 @@ def draft(config: str, origins: str) -> Plan | None:
         settings = overrides.lay_over(settings)
         inventory = Inventory(settings)
         store = inventory.store
-        if any(store.pointers(name).trial for name in store.names()):
+        if any(store.pointers(name).marks for name in store.names()):
             return None  # a crash would have to be undone before anything is loaded
         lazy = inventory.match.profile.unload_idle_s > 0
         # Read once: with two hundred models, each would read the manifests of all.

@@ -129,7 +129,7 @@ class PlanWriter:
                 # What runs differs from the files, and the next start must read those.
                 forget(state)
                 return
-            if any(self._store.pointers(name).trial for name in self._store.names()):
+            if any(self._store.pointers(name).marks for name in self._store.names()):
                 # A crash would have to be undone before anything is loaded.
                 forget(state)
                 return

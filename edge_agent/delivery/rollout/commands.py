@@ -123,8 +123,8 @@ class VersionCommands:
                 why = f"{version} was activated by command"
                 self._swap.ledger.cancel(name, why)
                 before = self._swap.running(name, version)
-                self._swap.end_probation(name)
                 details = exchange_details(self._swap.activate(folder, models, cancels=why))
+                self._swap.end_probation(name, version)
             log_live(name, folder.manifest.version, before, details)
             self._swap.ledger.changed()
         return {"model": name, "version": folder.manifest.version}

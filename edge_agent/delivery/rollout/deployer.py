@@ -192,13 +192,13 @@ class Deployer:
                     candidate.check_wanted(self._closing)
                     self._check_signature(candidate, folder)
                     self._swap.check_room(folder)
-                    self._swap.end_probation(candidate.name)
                     if replaces:
                         loaded, exchange = self._swap.replace(candidate, folder, bounds)
                         details["mode"] = "replace"
                     else:
                         loaded, exchange = models, self._swap.go_live(candidate, models, bounds)
                         models = {}
+                    self._swap.end_probation(candidate.name, candidate.version)
                     self._record_live(candidate, loaded, exchange, details, bounds)
         except Interrupted:
             self._retire(models)

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 Phase = Literal["receiving", "verifying", "preparing", "trial", "shadow", "probation"]
-Outcome = Literal["live", "rejected", "rolled-back"]
+Outcome = Literal["live", "rejected", "rolled-back", "replaced"]
 
 
 PHASES: Mapping[str, frozenset[Phase | Outcome]] = {
@@ -44,17 +44,18 @@ PHASES: Mapping[str, frozenset[Phase | Outcome]] = {
     "preparing": frozenset({"trial", "probation", "rejected"}),
     "trial": frozenset({"shadow", "probation", "live", "rejected"}),
     "shadow": frozenset({"probation", "live", "rejected"}),
-    "probation": frozenset({"live", "rolled-back"}),
+    "probation": frozenset({"live", "rolled-back", "replaced"}),
 }
 """By phase: what may follow.
 
 While a candidate is received, `incoming/<transfer>/` is on the disk, with the list and the blocks
 that have come; later that or, once installed, its folder in the store; from preparing on also
-`trial` in the model's `pointers.json`, whose phase becomes "probation" in one write with the live
-pointer. After a kill a transfer is resumed, a trial starts again, and a probation continues, unless
-the candidate caused the end. An outcome is stored in `deployments.json`, and "live" and
-"rolled-back" before that in the model's pointers. A transfer that is aborted or not admitted, and a
-version that already serves, leave the ledger without an outcome."""
+`trial` in the model's `pointers.json`, and on probation `watched`, which is changed in one write
+with the live pointer. "replaced": another version went live before its probation was over; of that
+only its sender is told. After a kill a transfer is resumed, a trial starts again, and a probation
+continues, unless the candidate caused the end. Another outcome is stored in `deployments.json`, and
+"live" and "rolled-back" before that in the model's pointers. A transfer that is aborted or not
+admitted, and a version that already serves, leave the ledger without an outcome."""
 
 
 class Interrupted(ModelError):
@@ -238,6 +239,12 @@ class Ledger:  # noqa: PLR0904 - one for each change of a candidate
         self.publish(candidate, "live" if outcome == "live" else "rejected", why=why, **details)
         self.changed()
 
+    def end_replaced(self, candidate: Candidate, version: str) -> None:
+        """Tell the sender of a version on probation that *version* went live in its place."""
+        why = f"replaced by {version} before its probation was over"
+        log.warning("%s: %s", candidate.id, why)
+        self.finish(candidate, "replaced", why)
+
     def remove(self, candidate: Candidate) -> None:
         """Remove a candidate without an outcome; may be called twice."""
         with self._lock:
@@ -353,27 +360,27 @@ class Ledger:  # noqa: PLR0904 - one for each change of a candidate
     # Marks in the pointers of a model
 
     def clear_mark(self, name: str, version: str) -> None:
-        """Clear the mark in a model's pointers if it is for this version.
+        """Clear the marks in a model's pointers that are for this version.
 
         If the disk is full, it stays until the next change of the pointers.
         """
-        mark = self._store.pointers(name).trial
-        if mark is None or not same_version(mark.version, version):
-            return
         try:
-            self._store.set_trial(name, None)
+            self._store.clear_marks(name, version)
         except ModelError as problem:
             log.error("model %s: mark of the trial not cleared: %s", name, problem)  # noqa: TRY400 - one line, no traceback
 
     def suspend(self) -> None:
         """Write into all marks at a clean shutdown that the candidates did not cause it."""
         for name in {each.name for each in self._candidates}:
-            mark = self._store.pointers(name).trial if is_name(name) else None
-            if mark is None:
+            if not is_name(name):
                 continue
+            pointers = self._store.pointers(name)
+            trial, watched = pointers.trial, pointers.watched
             try:
-                starts = -1 if mark.phase == "probation" else mark.starts - 1
-                self._store.set_trial(name, replace(mark, starts=starts))
+                if trial is not None:
+                    self._store.set_trial(name, replace(trial, starts=trial.starts - 1))
+                if watched is not None:
+                    self._store.set_watched(name, replace(watched, starts=-1))
             except ModelError as problem:
                 log.error("model %s: trial not suspended: %s", name, problem)  # noqa: TRY400 - one line, no traceback
             fault("probation.suspended")

@@ -40,34 +40,29 @@ class Recovery:
         """Read the marks before any model is loaded; return the candidates to try (again)."""
         found: list[Candidate] = []
         for name in self._swap.store.names():
-            mark = self._swap.store.pointers(name).trial
+            pointers = self._swap.store.pointers(name)
+            mark, watched = pointers.trial, pointers.watched
             try:
+                if watched is not None:
+                    self._watch_again(name, watched, last)
                 if mark is None or mark.phase == WAITING:
                     found += self._mark_untried(name, mark)
-                elif mark.phase == ROLLED_BACK:
-                    self._record_undone(name, mark, mark.why or "by an earlier run")
                 elif mark.phase == CANCELED:
                     self._reject(name, mark, mark.why or "by an earlier run")
-                elif mark.phase != "probation":
-                    found += self._try_again(name, mark, last)
-                elif (why := _reason_against(name, mark, last)) is not None:
-                    self._undo_crash(name, mark, why)
                 else:
-                    self._add_interrupted(name, _counted(mark, last))
-                    found += self._untried(name)
+                    found += self._try_again(name, mark, last)
             except ModelError as problem:
                 # The disk is full, but the models that serve can continue.
                 log.error("model %s: not recovered: %s", name, problem)  # noqa: TRY400 - one line, no traceback
         return found
 
-    def _untried(self, name: str) -> list[Candidate]:
-        """Return what is in the store but was never tried: from `add`, or just before a crash."""
-        version = untried(self._swap.store, name)
-        return [] if version is None else [self._stored(name, version)]
-
     def _mark_untried(self, name: str, mark: Mark | None) -> list[Candidate]:
-        """Return what `_untried` does, after marking it, so that it serves no pin meanwhile."""
-        found = self._untried(name)
+        """Return what is in the store but was never tried: from `add`, or just before a crash.
+
+        It is marked, so that it serves no pin meanwhile.
+        """
+        version = untried(self._swap.store, name)
+        found = [] if version is None else [self._stored(name, version)]
         if found or mark is not None:
             waits = Mark(found[0].version, WAITING, time.time()) if found else None
             self._swap.store.set_trial(name, waits)
@@ -98,9 +93,18 @@ class Recovery:
         self._swap.ledger.discard(name, mark.version, why)
         self._swap.ledger.finish(candidate, "rejected", why)
 
+    def _watch_again(self, name: str, mark: Mark, last: PreviousCrash | None) -> None:
+        """Continue a probation, or end it as the end of the agent demands."""
+        if mark.phase == ROLLED_BACK:
+            self._record_undone(name, mark, mark.why or "by an earlier run")
+        elif (why := _reason_against(name, mark, last)) is not None:
+            self._undo_crash(name, mark, why)
+        else:
+            self._add_interrupted(name, _counted(mark, last))
+
     def _add_interrupted(self, name: str, mark: Mark) -> None:
         """Add a version whose probation has not ended, for `resume_probations`."""
-        self._swap.store.set_trial(name, mark)
+        self._swap.store.set_watched(name, mark)
         candidate = self._stored(name, mark.version, mark.push)
         candidate.phase = "preparing"  # whether it stays live is still to be decided
         candidate.interrupted = mark
@@ -116,7 +120,7 @@ class Recovery:
                 self._swap.catalog.find_unchanged(name, previous)
             self._swap.catalog.rollback(name, why)
         except ModelError as problem:
-            self._swap.store.set_trial(name, None)
+            self._swap.store.set_watched(name, None)
             self._swap.keep_live(candidate, why, problem)
             return
         fault("rollback.done")
@@ -159,7 +163,7 @@ class Recovery:
                 self._swap.ledger.remove(candidate)
                 continue
             if not same_version(live.manifest.version, candidate.version):
-                self._end_replaced(candidate)
+                self._end_replaced(candidate, live.manifest.version)
                 continue
             fault("probation.resumed")
             servings = self._swap.active.servings_of(name)
@@ -168,16 +172,16 @@ class Recovery:
             candidate.figures = self._swap.ledger.figures(name, candidate.version)
             self._swap.ledger.changed()
 
-    def _end_replaced(self, candidate: Candidate) -> None:
+    def _end_replaced(self, candidate: Candidate, live: str) -> None:
         """End the probation of a version that a command has replaced while models were loaded."""
         name, version = candidate.name, candidate.version
         candidate.phase = "probation"
         self._swap.ledger.clear_mark(name, version)
-        if version in self._swap.store.pointers(name).history:
-            self._swap.ledger.finish(candidate, "live", None)
+        last = self._swap.ledger.describe(name).get("last", {})
+        if (last.get("version"), last.get("outcome")) == (version, "rolled-back"):
+            self._swap.ledger.finish(candidate, "rolled-back", last.get("why"))
         else:
-            why = self._swap.ledger.describe(name).get("last", {}).get("why")
-            self._swap.ledger.finish(candidate, "rolled-back", why)
+            self._swap.ledger.end_replaced(candidate, live)
 
 
 def _counted(mark: Mark, last: PreviousCrash | None) -> Mark:

@@ -304,17 +304,24 @@ class Swap:
                     self._fail(candidate, "gave no result at all during its probation")
                 else:
                     fault("probation.passed")
-                    self.end_probation(candidate.name)
+                    self._pass(candidate)
 
-    def end_probation(self, name: str) -> None:
-        """End the probation of a model's version that passes or is replaced."""
+    def _pass(self, candidate: Candidate) -> None:
+        """End the probation of a version that has outlived it."""
+        self.ledger.clear_mark(candidate.name, candidate.version)
+        watch = candidate.watch
+        tried = watch is None or watch.inferred
+        why = None if tried else "nothing came for it during its probation"
+        log.info("%s: probation is over%s", candidate.id, f": {why}" if why else "")
+        self.ledger.finish(candidate, "live", why)
+
+    def end_probation(self, name: str, version: str) -> None:
+        """End the probation of what served until *version* went live, in place of its mark."""
         for candidate in self.ledger.on_probation(name):
-            self.ledger.clear_mark(name, candidate.version)
-            watch = candidate.watch
-            tried = watch is None or watch.inferred
-            why = None if tried else "nothing came for it during its probation"
-            log.info("%s: probation is over%s", candidate.id, f": {why}" if why else "")
-            self.ledger.finish(candidate, "live", why)
+            if same_version(candidate.version, version):
+                self._pass(candidate)  # a command says so
+            else:
+                self.ledger.end_replaced(candidate, version)
 
     def _fail(self, candidate: Candidate, why: str) -> None:
         log.warning("%s: failed on probation: %s", candidate.id, why)

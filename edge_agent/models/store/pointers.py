@@ -39,7 +39,7 @@ def same_version(one: str, other: str) -> bool:
 
 @record
 class Trial:
-    """A candidate that is being deployed, or live on probation."""
+    """The mark of a candidate that is being deployed, or of a version that is live on probation."""
 
     version: str
     phase: str
@@ -57,7 +57,7 @@ class Trial:
 
 def canceled(trial: Trial | None, why: str | None) -> Trial | None:
     """Return the mark of a candidate after a command has canceled it, if *why* says so."""
-    if trial is None or why is None or trial.phase in {"probation", ROLLED_BACK}:
+    if trial is None or why is None:
         return trial
     return replace(trial, phase=CANCELED, why=why)
 
@@ -70,6 +70,10 @@ class Pointers:
     """Versions that have been live and may be again, the live one last. They may be outside the
     store, among bundled models."""
     trial: Trial | None = None
+    """The candidate that is being deployed, which must not serve."""
+    watched: Trial | None = None
+    """The live version until its probation is over, or one that was rolled back until that is
+    recorded. Another candidate may be deployed meanwhile."""
     highest: str | None = None
     """The highest version ever accepted; lower ones are no longer accepted."""
     used: Mapping[str, float] = field(default_factory=dict)
@@ -94,15 +98,25 @@ class Pointers:
     @property
     def on_trial(self) -> str | None:
         """The version whose trial is not over, so that it must not serve."""
-        over = self.trial is None or self.trial.phase in {"probation", ROLLED_BACK}
-        return None if over or self.trial is None else self.trial.version
+        return None if self.trial is None else self.trial.version
+
+    @property
+    def marks(self) -> tuple[Trial, ...]:
+        """The versions of which something is still to be decided or recorded."""
+        return tuple(each for each in (self.trial, self.watched) if each is not None)
+
+    @property
+    def on_probation(self) -> str | None:
+        """The live version whose probation is not over."""
+        watched = self.watched
+        return watched.version if watched is not None and watched.phase == "probation" else None
 
     def role(self, version: str) -> str | None:
         """Return why a version must not be deleted: live, previous, or on trial; else None."""
         held = (
             ("live", self.live),
             ("previous", self.previous),
-            ("on trial", self.trial.version if self.trial else None),
+            *(("on trial", mark.version) for mark in self.marks),
         )
         for role, known in held:
             if known is not None and same_version(known, version):
@@ -116,6 +130,14 @@ class Pointers:
             history=tuple(known for known in self.history if not same_version(known, version)),
             used={known: at for known, at in self.used.items() if not same_version(known, version)},
         )
+
+    def cleared(self, version: str) -> Pointers:
+        """Return the pointers without marks of *version*."""
+
+        def kept(mark: Trial | None) -> Trial | None:
+            return None if mark is not None and same_version(mark.version, version) else mark
+
+        return replace(self, trial=kept(self.trial), watched=kept(self.watched))
 
     def raised(self, version: str) -> Pointers:
         """Return the pointers after *version* has been accepted."""
@@ -170,24 +192,31 @@ def _parse(data: Any) -> Pointers:
     """Parse the content of the file; raises ValueError or TypeError if it is malformed."""
     if not isinstance(data, dict) or data.get("schema") != SCHEMA:
         raise ValueError("not ours")
-    trial = data.get("trial")
+    trial, watched = _trial(data.get("trial")), _trial(data.get("watched"))
+    if trial is not None and trial.phase in {"probation", ROLLED_BACK}:  # of an earlier version
+        trial, watched = None, trial
     highest = data.get("highest")
     used, answer = data.get("used", {}), data.get("answer")
     return Pointers(
         tuple(_version(version) for version in data.get("history", ())),
-        None
-        if trial is None
-        else Trial(
-            _version(trial["version"]),
-            str(trial["phase"]),
-            float(trial["since"]),
-            int(trial.get("starts", 0)),
-            None if trial.get("why") is None else str(trial["why"]),
-            None if trial.get("push") is None else str(trial["push"]),
-        ),
+        trial,
+        watched,
         None if highest is None else _version(highest),
         {_version(version): float(time) for version, time in dict(used).items()},
         answer if _is_answer(answer) else None,
+    )
+
+
+def _trial(data: Any) -> Trial | None:
+    if data is None:
+        return None
+    return Trial(
+        _version(data["version"]),
+        str(data["phase"]),
+        float(data["since"]),
+        int(data.get("starts", 0)),
+        None if data.get("why") is None else str(data["why"]),
+        None if data.get("push") is None else str(data["push"]),
     )
 
 

@@ -4,7 +4,7 @@
       store.lock            held during every change
       agent.lock            held by the agent that runs on this store
       models/<name>/
-        pointers.json       live, previous, trial; replaced as a whole
+        pointers.json       live, previous, on trial, on probation; replaced as a whole
         <version>/          a model folder; complete since it has this name, then unchanged
           .package/         how it arrived; `accepted` once it was live
       incoming/<transfer>/  packages that are arriving
@@ -315,17 +315,24 @@ class Store:  # noqa: PLR0904 - one for each change of a version
         def change(old: Pointers) -> Pointers:
             history = old.history or ((before,) if before is not None else ())
             earlier = [known for known in history if not same_version(known, version)]
+            # Nothing goes back to what has not outlived its probation, unless there is no other.
+            proven = [known for known in earlier if known != old.on_probation]
             on_trial = old.trial is not None and same_version(old.trial.version, version)
             return replace(
                 old,
-                history=(*earlier, version)[-_HISTORY:],
-                trial=watched or (None if on_trial else pointing.canceled(old.trial, cancels)),
+                history=(*(proven or earlier), version)[-_HISTORY:],
+                trial=None if on_trial else pointing.canceled(old.trial, cancels),
+                watched=watched,
                 used={**old.used, version: time.time()},
             ).raised(version)
 
         with disk_errors(f"{name}@{version}: activating it"), self.locked():
             self._note(name, version, _ACCEPTED)
+            replaced = self.pointers(name).on_probation
             changed = self._change(name, change)
+            if replaced is not None and replaced not in changed.history:
+                with suppress(OSError):  # it only matters where the pointers are damaged
+                    self._note(name, replaced, _WITHDRAWN)
             if (path := self.path(name, version)) is not None:
                 with suppress(OSError):
                     (path / NOTES / _WITHDRAWN).unlink(missing_ok=True)
@@ -356,13 +363,13 @@ class Store:  # noqa: PLR0904 - one for each change of a version
                 raise ModelError(
                     f"{name}: there is no version before {old.live or 'the one'} to go back to"
                 )
-            on_trial = old.trial is None or same_version(old.trial.version, old.live)
-            push = old.trial.push if on_trial and old.trial is not None else None
+            push = None if old.watched is None else old.watched.push
             mark = why and Trial(old.live, pointing.ROLLED_BACK, time.time(), why=why, push=push)
             return replace(
                 old,
                 history=old.history[:-1],
-                trial=(mark or None) if on_trial else pointing.canceled(old.trial, cancels),
+                trial=pointing.canceled(old.trial, cancels),
+                watched=mark or None,
                 used={**old.used, old.previous: time.time()},
                 answer=answer_of(reply_to, name, old.previous) or old.answer,
             )
@@ -393,6 +400,17 @@ class Store:  # noqa: PLR0904 - one for each change of a version
         """Record which version is on trial, and its phase; None: no version is."""
         with disk_errors(f"{name}: noting the trial"), self.locked():
             return self._change(name, lambda old: replace(old, trial=trial))
+
+    def set_watched(self, name: str, mark: Trial | None) -> Pointers:
+        """Record which version is on probation, or was rolled back; None: neither."""
+        with disk_errors(f"{name}: noting the probation"), self.locked():
+            return self._change(name, lambda old: replace(old, watched=mark))
+
+    def clear_marks(self, name: str, version: str) -> None:
+        """Record that a version is neither on trial nor on probation."""
+        with disk_errors(f"{name}: noting the end of a trial"), self.locked():
+            if any(same_version(each.version, version) for each in self.pointers(name).marks):
+                self._change(name, lambda old: old.cleared(version))
 
     def unanswered(self, name: str) -> Mapping[str, Any] | None:
         """Return the note of the last command if it was done, see `answer_of`; None: there is none.
