@@ -373,6 +373,9 @@ class Run:
     def bury(self) -> None:
         """Let others die with the agent, look at what is there, start it again."""
         status = self.agent.wait(10)
+        if self.case.form == "crash" and status == -signal.SIGSEGV:
+            # As faulthandler writes where the threads are, it may read a frame that is gone.
+            status = -signal.SIGABRT
         if status not in {-signal.SIGKILL, ON_PROBATION.get(self.case.form, (0, None))[1]}:
             raise Wrong(f"the agent ended with {status}: {self.agent.words()[-400:]}")
         self.deaths.append("agent")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import socket
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -15,7 +17,7 @@ from edge_agent.core.state_file import StateFile
 from edge_agent.models.store import pointers
 from edge_agent.mqtt.command_memory import CommandMemory, Repeatable
 from tests.helpers.start_box import Box
-from tests.helpers.support import Called, Mosquitto, call_cli, wait_until
+from tests.helpers.support import PATIENCE, Called, Mosquitto, call_cli, wait_until
 
 SAID = {
     *("announced.json", "commands.jsonl", "counts.json", "deployments.json", "drift.json"),
@@ -43,6 +45,23 @@ def replace(path: Path, kind: str) -> None:
     else:
         with socket.socket(socket.AF_UNIX) as place:
             place.bind(str(path))
+
+
+def test_settings_of_any_length_are_refused_before_they_are_read(tmp_path: Path) -> None:
+    """5 GiB of them took as much memory, and a minute, to be called larger than 256 KiB."""
+    config = tmp_path / "edge-agent.toml"
+    config.touch()
+    os.truncate(config, 2**33)
+    program = [sys.executable, "-m", "edge_agent", "run", "--config", str(config)]
+    done = subprocess.run(
+        ["prlimit", f"--as={2**32}", *program],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )
+    assert done.returncode == 2, done.stderr
+    assert "larger than 256 KiB" in done.stderr
 
 
 @pytest.mark.parametrize("kind", ["pipe", "folder", "endless"])

@@ -14,6 +14,7 @@ import xxhash
 
 from ... import __version__
 from ...config.locations import working_folder
+from ...core.plain_file import read_plain_bytes
 from ...device.resources import instructions, usable_cpus, usable_memory
 
 _VARIABLES = ("EDGE_AGENT_", "STATE_DIRECTORY", "CREDENTIALS_DIRECTORY", "HOME=", "XDG_")
@@ -58,8 +59,8 @@ def stamp(path: str) -> list[int] | None:
 
 
 def _bytes(path: str | None) -> bytes:
-    """Read a regular file; anything else may never end, and is refused when it is read in full."""
+    """Read a plain file; another, or a huge one, is refused when the settings are read."""
     try:
-        return Path(path).read_bytes() if path and os.path.isfile(path) else b""  # noqa: PTH113
+        return read_plain_bytes(path) if path else b""
     except OSError:
         return b""
