@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ def web_server(app: Any, log_level: str, **options: Any) -> uvicorn.Server:
 
     # "socket.send() raised exception.": a caller has hung up, which is no business of an operator.
     logging.getLogger("asyncio").setLevel(logging.ERROR)
+    logging.getLogger("uvicorn.error").addFilter(_is_news)
     return uvicorn.Server(
         uvicorn.Config(
             app,
@@ -35,3 +37,8 @@ def web_server(app: Any, log_level: str, **options: Any) -> uvicorn.Server:
             **options,
         )
     )
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    """Leave out that a stop has ended one request: how many it has is a line of its own."""
+    return record.exc_info is None or record.exc_info[0] is not asyncio.CancelledError

@@ -674,6 +674,25 @@ def test_a_stop_answers_what_is_under_way(
             ask.connect()
 
 
+def test_a_stop_says_in_one_line_that_it_has_ended_uploads(
+    broker: Mosquitto, listen: Listeners, agent: Agents, tmp_path: Path
+) -> None:
+    """Each was a traceback of forty lines."""
+    with running(broker, listen, agent, tmp_path) as (ask, heard, process):
+        assert ask("/predict/light", GRAY).status == 200
+        wires = [ask.connect() for _ in range(3)]
+        for wire in wires:
+            wire.sendall(POST + SIZED[:100])
+        heard.wait_for(
+            lambda _: (h := heard.last(f"{D}/health")) and h["infer"]["waiting"] == 3, "them"
+        )
+        assert process.stop() == 0
+        for wire in wires:
+            wire.close()
+        assert "Traceback" not in process.words()
+        assert process.words().count("Cancel 3 running task(s)") == 1
+
+
 def test_a_flood_of_callers_that_never_wait_is_refused_one_and_all_also_at_a_stop(
     broker: Mosquitto, listen: Listeners, agent: Agents, tmp_path: Path
 ) -> None:

@@ -63,8 +63,12 @@ def test_what_is_no_folder_in_place_of_one_is_put_aside(tmp_path: Path) -> None:
     assert (tmp_path / "incoming.damaged").read_text() == "no folder"
     assert (tmp_path / "staging.damaged").readlink() == tmp_path / "nowhere"
     store.models.rmdir()
+    os.mkfifo(store.models)
+    assert Store(tmp_path).models.is_dir()
+    assert (tmp_path / "models.damaged").is_fifo()
+    store.models.rmdir()
     store.models.symlink_to(tmp_path / "nowhere")
-    with pytest.raises(UsageError, match="cannot be used"):
+    with pytest.raises(UsageError, match="models: is a link to no folder; mount what it leads to"):
         Store(tmp_path)
     assert store.models.is_symlink()
 

@@ -88,8 +88,10 @@ class Store:  # noqa: PLR0904 - one for each change of a version
             state_dir.mkdir(parents=True, exist_ok=True)
             for folder in (self.models, self.incoming, self.staging):
                 if not folder.is_dir():
-                    # Not the models: it may be a link to a disk that is still to come.
-                    if folder != self.models and os.path.lexists(folder):
+                    if folder == self.models and folder.is_symlink():
+                        words = "is a link to no folder; mount what it leads to, or remove it"
+                        raise UsageError(f"{folder}: {words}")
+                    if os.path.lexists(folder):
                         log.warning("%s: is no folder%s", folder, put_aside(folder))
                     folder.mkdir(exist_ok=True)
                     copy_owner(folder, state_dir)
