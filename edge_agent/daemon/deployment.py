@@ -103,6 +103,26 @@ class Deployment:
         return list(self._problems)
 
 
+class Probations:
+    """Watches the versions on probation: a thread of its own, as a trial takes up to a minute."""
+
+    name = "probation"
+
+    def __init__(self, deployer: Deployer) -> None:
+        self._deployer = deployer
+
+    def run(self) -> None:
+        """Watch, until the deployer is closed."""
+        self._deployer.watch()
+
+    def close(self) -> None:
+        """Nothing more than what ends the deployer."""
+
+    def problems(self) -> list[str]:
+        """Return nothing: what fails is rolled back, or said of its model."""
+        return []
+
+
 def _may_try(store: Store, arm: Arm) -> bool:
     """Whether a version that was added, and not tried yet, could serve."""
     version = untried(store, arm.name)

@@ -46,7 +46,7 @@ from .announcements import Announcements, PushStatus
 from .commands import AgentCommands
 from .configure import Configuration
 from .control import Control, Services
-from .deployment import Deployment
+from .deployment import Deployment, Probations
 from .event_commands import EventCommands
 from .event_service import EventService
 from .fast_start.plan_writer import PlanWriter
@@ -98,7 +98,7 @@ def compose(
         configuration=configuration,
     )
     deployment = Deployment(runner, inventory.store, deployer, local, stops, origins[1])
-    background = Services([*ports, events, deployment, loop, *upkeep.threads])
+    background = Services([*ports, events, deployment, Probations(deployer), loop, *upkeep.threads])
     health = _health(
         *(runner, inventory, requests), (background, reload, announcements), *(events, answers)
     )

@@ -36,6 +36,7 @@ from tests.helpers.push import (
     send,
     start_box,
 )
+from tests.helpers.small_disk import small_disk
 from tests.helpers.small_models import encode_jpeg, plain
 from tests.helpers.support import PATIENCE, AgentProcess, Listener, Mosquitto, run_cli
 from tests.helpers.tiny_networks import node
@@ -205,6 +206,71 @@ def test_what_is_replaced_before_its_probation_is_over_has_not_passed(
     )
     assert one.command("activate", "again", model="level", version="2")["ok"]
     one.wait_live("2")
+
+
+def test_a_probation_is_watched_while_another_version_is_tried(box: Boxes, tmp_path: Path) -> None:
+    """It was not for as long as a trial takes: a minute, for one that hangs."""
+    one = box(trial={"shadow_frames": 0, "probation_s": 1, "timeout_s": 20})
+    with PlainSender(one.broker.port, "edge-01", package(tmp_path, "2", best=2)) as first:
+        first.offer()
+        first.wait("probation")
+        hanging = model_folder(tmp_path / "3", "3")
+        endless(hanging)
+        manifest = hanging / "model.toml"
+        manifest.write_text(manifest.read_text().replace('version = "2"', 'version = "3"'))
+        with PlainSender(one.broker.port, "edge-01", plain_package(hanging, "level", "3")) as next_:
+            next_.offer()
+            next_.wait("trial")
+            assert first.wait("live", "rejected")["state"] == "live"
+            assert next_.said[-1]["state"] == "trial"
+            assert one.command("activate", "end", model="level", version="1")["ok"]
+            next_.wait("rejected")
+
+
+def test_what_only_a_split_names_is_watched_as_well(box: Boxes, tmp_path: Path) -> None:
+    """All its frames failed, and it ended as live, "nothing came for it during its probation"."""
+    split = [{"name": "door", "model": "level@1:50,level@2:50"}]
+    one = box(trial={"shadow_frames": 0, "probation_s": 20}, pipelines=split)
+    send(one.broker.port, "edge-01", failing(tmp_path, "2"))
+    state = one.wait_settled(outcome="rolled-back", version="2")
+    assert re.search(r"failed on \d+ frames during its probation", state["last"]["why"])
+    assert state["live"] == "1"
+
+
+def test_a_disk_that_takes_nothing_ends_no_probation_and_puts_a_rollback_off(
+    box: Boxes, tmp_path: Path
+) -> None:
+    """What failed on probation was kept for good, and after a kill nothing watched it."""
+
+    def remount(how: str) -> None:
+        subprocess.run(["mount", "-o", f"remount,{how}", str(tmp_path / "disk")], check=True)
+
+    with small_disk(tmp_path / "disk", "24m") as disk:
+        one = box(state_dir=str(disk / "state"), trial={"probation_s": 600})
+        assert deliver(one, tmp_path, "2", best=2)["state"] == "probation"
+        one.wait_live("2")
+        one.agent.signal(signal.SIGKILL)
+        one.agent.wait()
+        remount("ro")
+        assert started_again(one) == "level@2"
+        one.listener.wait_state(one.topic("model", "level"), live="2", candidate=ON_PROBATION)
+        assert one.agent.stop() == 0
+        remount("rw")
+        assert started_again(one) == "level@2"
+        one.agent.signal(signal.SIGABRT)
+        one.agent.wait()
+        remount("ro")
+        one.agent.restart()
+        one.listener.wait_for(
+            lambda _h: "level@2: rolled back later: level: rolling back:" in one.agent.words(),
+            "what hinders it",
+        )
+        remount("rw")
+        state = one.wait_settled(outcome="rolled-back", version="2")
+        assert state["last"]["why"] == "the agent crashed (Aborted) during its probation"
+        assert state["live"] == "1"
+        one.results_go_on("1")
+        assert one.agent.stop() == 0
 
 
 def test_latency_in_probation_rolls_back(box: Boxes, tmp_path: Path) -> None:

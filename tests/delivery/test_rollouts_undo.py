@@ -248,6 +248,18 @@ def test_what_a_kill_kept_it_from_saying_is_still_its_own(device: Device) -> Non
     assert (device.live, device.state) == ("1", "rolled-back")
 
 
+def test_what_another_push_replaces_counts_against_no_gate(device: Device) -> None:
+    """It counted as rolled back, and a whole fleet went back from a version that was good."""
+    device.hear()
+    candidate = device.push(TRANSFER, until="probation")
+    device.store.activate("level", "3", watched=Trial("3", "probation", time.time()))
+    device.ledger.end_replaced(candidate, "3")
+    why = "replaced by 3 before its probation was over"
+    assert (device.state, device.words[-1]["why"]) == ("superseded", why)
+    device.hear(state="aborted", back=True)
+    assert (device.live, device.state, device.went_back) == ("3", "superseded", [])
+
+
 def test_a_kill_while_it_goes_back_does_not_leave_it_live(device: Device) -> None:
     """It said "live" for ever, and the older version served."""
     device.hear()

@@ -412,7 +412,9 @@ class Rollouts:
             if known.transfer != transfer or known.ended or known.state == "waiting":
                 continue
             state = str(says["state"])
-            if state == "rejected" and (known.installed or known.aborted):
+            if "replaced_by" in says:  # by another push or command: nothing has failed
+                state = "superseded"
+            elif state == "rejected" and (known.installed or known.aborted):
                 state = "rolled-back" if known.installed else "aborted"
             match says.get("shadow"):
                 case {"agreement": int() | float() as share}:

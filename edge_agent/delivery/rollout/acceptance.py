@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from ...config.settings import Trial
+from ...core.backoff import Backoff
 from ...inference.model import Model
 from ...models.manifest import ModelFolder
 
@@ -45,6 +46,9 @@ class Watch:
     ended: str = ""
     inferred_before: int = 0
     """Frames it had inferred when the watch began."""
+    again: float = 0.0
+    """When it is rolled back at the earliest, monotonic time, where that could not be written."""
+    pauses: Backoff = field(default_factory=lambda: Backoff(first=0.5, most=10.0))
 
     _latest: list[Model] = field(default_factory=list)
 

@@ -106,14 +106,12 @@ class Deployer:
             self.submit(candidate)
 
     def run(self) -> None:
-        """Deploy candidates and check those on probation, until closed."""
+        """Deploy candidates, until closed."""
         with self._swap.changing:
             self._recovery.resume_probations()
         while not self._closing.is_set():
-            watching = bool(self._ledger.on_probation())
             try:
-                soon = watching or self._held
-                candidate = self._queue.get(timeout=WATCH_SECONDS if soon else POLL_SECONDS)
+                candidate = self._queue.get(timeout=POLL_SECONDS)
             except Empty:
                 candidate = None
             candidate = self._release(candidate)
@@ -122,6 +120,12 @@ class Deployer:
                     self._deploy(candidate)
                 finally:
                     candidate.close_early_trial()
+
+    def watch(self) -> None:
+        """Check versions on probation, whatever is being deployed, until closed."""
+        while not self._closing.wait(
+            WATCH_SECONDS if self._ledger.on_probation() else POLL_SECONDS
+        ):
             self._swap.check_probations()
 
     def _release(self, candidate: Candidate | None) -> Candidate | None:
@@ -186,7 +190,6 @@ class Deployer:
                         active=self._swap.active,
                         ledger=self._ledger,
                         closing=self._closing,
-                        meanwhile=self._swap.check_probations,
                     )
                 with self._swap.changing:
                     candidate.check_wanted(self._closing)

@@ -243,7 +243,7 @@ class Ledger:  # noqa: PLR0904 - one for each change of a candidate
         """Tell the sender of a version on probation that *version* went live in its place."""
         why = f"replaced by {version} before its probation was over"
         log.warning("%s: %s", candidate.id, why)
-        self.finish(candidate, "replaced", why)
+        self.finish(candidate, "replaced", why, replaced_by=version)
 
     def remove(self, candidate: Candidate) -> None:
         """Remove a candidate without an outcome; may be called twice."""
@@ -414,7 +414,7 @@ class Ledger:  # noqa: PLR0904 - one for each change of a candidate
         """
         reason = {} if why is None else {"why": why}
         failed = {} if push is None else {"push": push}
-        self._last[name] = {
+        made = {
             "version": version,
             "outcome": outcome,
             **reason,
@@ -422,7 +422,9 @@ class Ledger:  # noqa: PLR0904 - one for each change of a candidate
             **(details or {}),
             "time": payloads.iso(time.time_ns()),
         }
-        self._file.save(self._last)
+        with self._lock:  # the threads of commands, trials and probations come here
+            self._last = {**self._last, name: made}
+            self._file.save(self._last)
 
 
 def _parse(content: Any) -> dict[str, dict[str, Any]]:

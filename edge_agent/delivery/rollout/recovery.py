@@ -104,27 +104,38 @@ class Recovery:
 
     def _add_interrupted(self, name: str, mark: Mark) -> None:
         """Add a version whose probation has not ended, for `resume_probations`."""
-        self._swap.store.set_watched(name, mark)
         candidate = self._stored(name, mark.version, mark.push)
         candidate.phase = "preparing"  # whether it stays live is still to be decided
         candidate.interrupted = mark
         self._swap.ledger.add(candidate)
+        try:
+            self._swap.store.set_watched(name, mark)
+        except ModelError as problem:  # it is watched all the same
+            log.warning("%s: a start is not counted: %s", candidate.id, problem)
 
     def _undo_crash(self, name: str, mark: Mark, why: str) -> None:
         """Roll back before the version on probation can crash the agent again."""
+        trouble = ModelError(f"{name}: there is no version before {mark.version} to go back to")
+        for version in self._swap.store.pointers(name).history[-2::-1]:
+            try:
+                self._swap.catalog.find_unchanged(name, version)
+            except ModelError as problem:
+                log.warning("%s: does not go back to %s: %s", name, version, problem)
+                trouble = problem
+                continue
+            try:
+                self._swap.catalog.rollback(name, why, to=version)
+            except ModelError as problem:
+                log.warning("%s@%s: rolled back later: %s", name, mark.version, problem)
+                self._add_interrupted(name, replace(mark, why=why))
+                return
+            fault("rollback.done")
+            self._record_undone(name, mark, why)
+            return
         candidate = self._stored(name, mark.version)
         candidate.phase = "probation"
-        try:
-            previous = self._swap.store.pointers(name).previous
-            if previous is not None:
-                self._swap.catalog.find_unchanged(name, previous)
-            self._swap.catalog.rollback(name, why)
-        except ModelError as problem:
-            self._swap.store.set_watched(name, None)
-            self._swap.keep_live(candidate, why, problem)
-            return
-        fault("rollback.done")
-        self._record_undone(name, mark, why)
+        self._swap.keep_live(candidate, why, trouble)
+        self._swap.ledger.clear_mark(name, mark.version)
 
     def _record_undone(self, name: str, mark: Mark, why: str) -> None:
         """Record that a version was rolled back, possibly by a run that was killed meanwhile."""
@@ -168,6 +179,8 @@ class Recovery:
             fault("probation.resumed")
             servings = self._swap.active.servings_of(name)
             broken = next((s.stands_in for s in servings if s.stands_in is not None), None)
+            mark = candidate.interrupted
+            broken = broken or (None if mark is None else mark.why)
             self._swap.begin_probation(candidate, bounds, broken=broken)
             candidate.figures = self._swap.ledger.figures(name, candidate.version)
             self._swap.ledger.changed()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from ...config.settings import Trial
@@ -125,11 +125,8 @@ def run_in_shadow(
     active: ActiveModels,
     ledger: Ledger,
     closing: threading.Event,
-    meanwhile: Callable[[], None],
 ) -> dict[str, Any]:
     """Run a candidate in shadow, if there is an incumbent; return the result for its topic.
-
-    *meanwhile* is called repeatedly until it has seen its frames.
 
     Raises:
         ModelError: it fails, is too slow, does not agree, or was canceled.
@@ -169,7 +166,6 @@ def run_in_shadow(
                 or not active.flows(candidate.name)
             ):
                 break
-            meanwhile()
     finally:
         serving.shadow = None
         shadow.stop()

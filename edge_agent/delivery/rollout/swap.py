@@ -36,6 +36,11 @@ from .ledger import Candidate, Ledger
 
 log = logging.getLogger(__name__)
 
+
+class UnwrittenError(ModelError):
+    """The pointers could not be written, as on a full disk: nothing has changed, try it again."""
+
+
 Models = Mapping[Kind, Model]
 """One version, loaded for each kind of sample from its pipelines."""
 
@@ -264,7 +269,8 @@ class Swap:
 
     def _models_of(self, candidate: Candidate) -> list[Model]:
         """List the models in memory that serve with a version."""
-        models = [serving.model for serving in self.active.servings_of(candidate.name)]
+        # Those that a pin or a split names, too.
+        models = [each.model for each in self.active.all() if each.arm.name == candidate.name]
         return [
             model
             for model in models
@@ -294,14 +300,16 @@ class Swap:
             with self.changing:
                 if candidate not in self.ledger.on_probation():
                     continue
+                if why is not None and time.monotonic() < watch.again:
+                    continue
                 if why is not None:
-                    self._fail(candidate, why)
+                    self._fail(candidate, watch, why)
                 elif time.monotonic() < watch.until:
                     continue
                 elif recorder.is_within(candidate.id, watch.until):
                     continue  # it may hang: then only the end of the agent decides
                 elif watch.stuck:
-                    self._fail(candidate, "gave no result at all during its probation")
+                    self._fail(candidate, watch, "gave no result at all during its probation")
                 else:
                     fault("probation.passed")
                     self._pass(candidate)
@@ -323,10 +331,16 @@ class Swap:
             else:
                 self.ledger.end_replaced(candidate, version)
 
-    def _fail(self, candidate: Candidate, why: str) -> None:
-        log.warning("%s: failed on probation: %s", candidate.id, why)
+    def _fail(self, candidate: Candidate, watch: Watch, why: str) -> None:
+        first, watch.again = not watch.again, time.monotonic() + watch.pauses.pause()
+        watch.broken = watch.broken or why
+        if first:
+            log.warning("%s: failed on probation: %s", candidate.id, why)
         try:
             self.roll_back(candidate.name, why)
+        except UnwrittenError as problem:
+            if first:
+                log.warning("%s: it goes on until this can be written: %s", candidate.id, problem)
         except AgentError as problem:
             self.ledger.clear_mark(candidate.name, candidate.version)
             self.keep_live(candidate, why, problem)
@@ -339,7 +353,9 @@ class Swap:
         told: str | None = None,
         reply_to: Mapping[str, Any] | None = None,
     ) -> str:
-        """Make the previous version live, record the reason, and return the version.
+        """Make the version before live, record the reason, and return the version.
+
+        By itself it goes back further where that one cannot serve.
 
         Who has pushed the version on probation is told that, or *told*, if it is by command: that
         also cancels the candidate on trial. *reply_to* is of the command.
@@ -356,27 +372,57 @@ class Swap:
                 f"{name}: there is no version before {pointers.live or 'the one that runs'}"
                 " to go back to"
             )
-        with self.reopen(name, pointers.previous) as (folder, models):
+        # By command to the one before only: who asks for that can choose another.
+        ways = pointers.history[-2::-1] if told is None else (pointers.previous,)
+        trouble: AgentError | None = None
+        for version in ways:
+            try:
+                self._go_back(name, version, why, told=told, reply_to=reply_to)
+            except UnwrittenError:
+                raise
+            except AgentError as problem:
+                log.warning("%s: does not go back to %s: %s", name, version, problem)
+                trouble = trouble or problem
+            else:
+                return version
+        raise trouble or ModelError(f"{name}: there is no version to go back to")
+
+    def _go_back(
+        self,
+        name: str,
+        version: str,
+        why: str,
+        *,
+        told: str | None,
+        reply_to: Mapping[str, Any] | None,
+    ) -> None:
+        """Make an earlier version live; see `roll_back`.
+
+        Raises:
+            UnwrittenError: that could not be written.
+            AgentError: it is missing, does not load, or differs from what was accepted.
+        """
+        bad = self.store.pointers(name).live or ""
+        with self.reopen(name, version) as (folder, models):
             mode = {"mode": "replace"} if name in self.active.swapping else {}
             try:
-                self.catalog.rollback(name, why, reply_to=reply_to, cancels=told)
-            except ModelError:
+                self.catalog.rollback(name, why, to=version, reply_to=reply_to, cancels=told)
+            except ModelError as problem:
                 self._discard(name, models)
-                raise
+                raise UnwrittenError(str(problem)) from None
             fault("rollback.done")
             failed = self.ledger.on_probation(name)
             for candidate in failed:
                 self.ledger.remove(candidate)
             details = exchange_details(self.exchange(name, models)) | mode
         push = next((self.ledger.push_of(candidate) for candidate in failed), None)
-        self.ledger.record_last(name, pointers.live, "rolled-back", why, details, push=push)
+        self.ledger.record_last(name, bad, "rolled-back", why, details, push=push)
         for candidate in failed:
             self.ledger.finish(candidate, "rolled-back", told or why)
-        self.ledger.clear_mark(name, pointers.live)
-        log.info("%s@%s: rolled back: %s", name, pointers.live, why)
-        log_live(name, folder.manifest.version, pointers.live, details)
+        self.ledger.clear_mark(name, bad)
+        log.info("%s@%s: rolled back: %s", name, bad, why)
+        log_live(name, folder.manifest.version, bad, details)
         self.ledger.changed()
-        return folder.manifest.version
 
     def keep_live(self, candidate: Candidate, why: str, problem: AgentError) -> None:
         """Record that a version has failed but stays live, because there is no other."""

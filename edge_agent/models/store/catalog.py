@@ -216,6 +216,7 @@ class Catalog:
         name: str,
         why: str | None = None,
         *,
+        to: str | None = None,
         reply_to: Mapping[str, Any] | None = None,
         cancels: str | None = None,
     ) -> ModelFolder:
@@ -224,10 +225,11 @@ class Catalog:
         Raises:
             ModelError: there is none, or it no longer loads; nothing has changed then.
         """
-        previous = self.store.pointers(name).previous
+        previous = to or self.store.pointers(name).previous
         if previous is not None:
             self.find(name, previous)
-        return self.find(name, self.store.rollback(name, why, reply_to=reply_to, cancels=cancels))
+        done = self.store.rollback(name, why, to=to, reply_to=reply_to, cancels=cancels)
+        return self.find(name, done)
 
     def problems(self) -> tuple[str, ...]:
         """List the problems in all places, one line each."""

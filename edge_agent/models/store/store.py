@@ -345,10 +345,11 @@ class Store:  # noqa: PLR0904 - one for each change of a version
         name: str,
         why: str | None = None,
         *,
+        to: str | None = None,
         reply_to: Mapping[str, Any] | None = None,
         cancels: str | None = None,
     ) -> str:
-        """Make the previous version live; remove the live one from the history.
+        """Make the previous version live, or *to*; remove what came after it from the history.
 
         If *why* is given, it is marked as rolled back, for the caller to clear once recorded; for
         *reply_to* see `answer_of`. *cancels* is why the candidate on trial is canceled, if it is.
@@ -365,15 +366,16 @@ class Store:  # noqa: PLR0904 - one for each change of a version
                 raise ModelError(
                     f"{name}: there is no version before {old.live or 'the one'} to go back to"
                 )
+            at = len(old.history) - 2 if to is None else old.history.index(to)
             push = None if old.watched is None else old.watched.push
             mark = why and Trial(old.live, pointing.ROLLED_BACK, time.time(), why=why, push=push)
             return replace(
                 old,
-                history=old.history[:-1],
+                history=old.history[: at + 1],
                 trial=pointing.canceled(old.trial, cancels),
                 watched=mark or None,
-                used={**old.used, old.previous: time.time()},
-                answer=answer_of(reply_to, name, old.previous) or old.answer,
+                used={**old.used, old.history[at]: time.time()},
+                answer=answer_of(reply_to, name, old.history[at]) or old.answer,
             )
 
         with disk_errors(f"{name}: rolling back"), self.locked():
