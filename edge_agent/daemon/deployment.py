@@ -14,9 +14,10 @@ from ..core.threads import ShutdownQueue, Stop
 from ..delivery.local_requests import LocalRequests
 from ..delivery.rollout.deployer import Deployer
 from ..inference.prepared.compile import collect
+from ..models.store.catalog import untried
 from ..models.store.housekeeping import clean_leftovers
 from ..models.store.pointers import same_version
-from ..models.store.store import Store, untried
+from ..models.store.store import Store
 from ..runtime.pipelines.runner import Runner
 from ..serving.active import Serving
 

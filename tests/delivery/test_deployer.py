@@ -548,10 +548,13 @@ def test_orderly_end_during_a_trial_begins_it_again(box: Boxes, tmp_path: Path) 
 def test_first_version_that_fails_stays_for_want_of_another(box: Boxes, tmp_path: Path) -> None:
     """With nothing to go back to, a version that fails its probation goes on, and that is said."""
     one = box(version=None, trial={"probation_s": 60})
-    assert send(one.broker.port, "edge-01", failing(tmp_path, "1"))["state"] == "probation"
+    sent = send(one.broker.port, "edge-01", failing(tmp_path, "1"))
+    assert sent["state"] == "probation"
     state = one.wait_settled(outcome="live", version="1")
     assert "goes on all the same" in state["last"]["why"]
     assert state["live"] == "1"
+    end = one.listener.on(one.topic("push", sent["transfer"]))[-1]
+    assert (end["state"], end["why"]) == ("rejected", state["last"]["why"])
     # A better one takes its place.
     assert deliver(one, tmp_path, "2")["state"] == "probation"
     one.wait_live("2")

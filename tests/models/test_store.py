@@ -6,6 +6,7 @@ import json
 import os
 import resource
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -18,7 +19,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from edge_agent.core.errors import AgentError, ModelError, UsageError
-from edge_agent.core.files import drop_lock, take_lock
+from edge_agent.core.files import drop_lock, take_lock, write_new
 from edge_agent.core.names import version_key
 from edge_agent.inference.prepared.compile import collect
 from edge_agent.models.manifest import load
@@ -71,6 +72,34 @@ def test_what_is_no_folder_in_place_of_one_is_put_aside(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="models: is a link to no folder; mount what it leads to"):
         Store(tmp_path)
     assert store.models.is_symlink()
+
+
+def test_what_could_not_go_live_does_not_count_as_accepted(store: Store) -> None:
+    """It was rejected on a full disk, and served from the next start, as the highest accepted."""
+    put_in(store, "1")
+    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))  # files can be made, and not be written
+    try:
+        with pytest.raises(ModelError, match="activating it"):
+            store.activate("face", "1")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, ignored)
+    assert not store.accepted("face", "1")
+    store.activate("face", "1")
+    assert store.accepted("face", "1")
+
+
+def test_a_version_that_was_accepted_just_before_a_kill_is_not(store: Store) -> None:
+    """It served from the next start, while it was tried again, and after its rejection."""
+    put_in(store, "1")
+    store.activate("face", "1")
+    put_in(store, "2")
+    write_new(store.models / "face" / "2" / NOTES / "accepted", b"")
+    store.retract("face", "1")
+    store.retract("face", "2")
+    assert (store.accepted("face", "1"), store.accepted("face", "2")) == (True, False)
 
 
 def put_in(store: Store, version: str, *, seed: int = 1, name: str = "face") -> Path:

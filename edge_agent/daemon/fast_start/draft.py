@@ -18,9 +18,8 @@ from ...core.errors import AgentError
 from ...core.state_file import only_looking
 from ...core.types import Kind
 from ...inference.prepared.artifact import FOLDER
-from ...models.store.catalog import Catalog
+from ...models.store.catalog import Catalog, untried
 from ...models.store.pointers import same_version
-from ...models.store.store import untried
 from ...serving.planned_model import PlannedModel
 from ...sources.spec import parse_source
 from ..inventory import Inventory

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 Phase = Literal["receiving", "verifying", "preparing", "trial", "shadow", "probation"]
-Outcome = Literal["live", "rejected", "rolled-back", "replaced"]
+Outcome = Literal["live", "rejected", "rolled-back", "replaced", "kept"]
 
 
 PHASES: Mapping[str, frozenset[Phase | Outcome]] = {
@@ -44,18 +44,19 @@ PHASES: Mapping[str, frozenset[Phase | Outcome]] = {
     "preparing": frozenset({"trial", "probation", "rejected"}),
     "trial": frozenset({"shadow", "probation", "live", "rejected"}),
     "shadow": frozenset({"probation", "live", "rejected"}),
-    "probation": frozenset({"live", "rolled-back", "replaced"}),
+    "probation": frozenset({"live", "rolled-back", "replaced", "kept"}),
 }
 """By phase: what may follow.
 
 While a candidate is received, `incoming/<transfer>/` is on the disk, with the list and the blocks
 that have come; later that or, once installed, its folder in the store; from preparing on also
 `trial` in the model's `pointers.json`, and on probation `watched`, which is changed in one write
-with the live pointer. "replaced": another version went live before its probation was over; of that
-only its sender is told. After a kill a transfer is resumed, a trial starts again, and a probation
-continues, unless the candidate caused the end. Another outcome is stored in `deployments.json`, and
-"live" and "rolled-back" before that in the model's pointers. A transfer that is aborted or not
-admitted, and a version that already serves, leave the ledger without an outcome."""
+with the live pointer. "replaced": another version went live before its probation was over; "kept":
+it has failed, and nothing else can serve. Of both only the sender is told. After a kill a transfer
+is resumed, a trial starts again, and a probation continues, unless the candidate caused the end.
+Another outcome is stored in `deployments.json`, and "live" and "rolled-back" before that in the
+model's pointers. A transfer that is aborted or not admitted, and a version that already serves,
+leave the ledger without an outcome."""
 
 
 class Interrupted(ModelError):

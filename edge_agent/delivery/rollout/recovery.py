@@ -17,9 +17,9 @@ from dataclasses import replace
 from ...core.errors import ModelError
 from ...core.files import fault
 from ...core.flight_recorder import PreviousCrash
+from ...models.store.catalog import untried
 from ...models.store.pointers import CANCELED, ROLLED_BACK, WAITING, same_version
 from ...models.store.pointers import Trial as Mark
-from ...models.store.store import untried
 from .acceptance import bounds_of
 from .ledger import Candidate
 from .swap import Swap
@@ -73,9 +73,14 @@ class Recovery:
 
         An end in one of its own calls, in shadow, is its doing; so are too many ends.
         """
+        if self._swap.store.path(name, mark.version) is None:
+            # It was rejected, and a full disk did not take that.
+            self._swap.store.set_trial(name, None)
+            return []
+        self._swap.store.retract(name, mark.version)
         starts = _counted(mark, last).starts
         crashed = last is not None and _called(name, mark.version, last)
-        if crashed or starts > MOST_STARTS or self._swap.store.path(name, mark.version) is None:
+        if crashed or starts > MOST_STARTS:
             often = f"ended {starts} times"
             why = f"the agent {last.why if last and crashed else often} during its trial"
             self._reject(name, mark, why)

@@ -429,7 +429,7 @@ class Swap:
         why = f"{why}; it goes on all the same: {problem}"
         log.warning("%s: %s", candidate.id, why)
         self.ledger.record_last(candidate.name, candidate.version, "live", why)
-        self.ledger.finish(candidate, "live", why)
+        self.ledger.finish(candidate, "kept", why)
 
 
 def close_all(models: Models) -> None:

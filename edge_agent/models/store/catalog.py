@@ -10,6 +10,7 @@ import json
 import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,8 +23,9 @@ from ...core.plain_file import read_plain_bytes
 from ...core.schema import nearest
 from ...core.state_file import DAMAGED
 from ..manifest import KEPT, MANIFEST, ModelFolder, load
+from .changed import PUSH_AGAIN, changed_words
 from .pointers import same_version
-from .store import LAYOUT, NOTES, PUSH_AGAIN, Store, changed_words, withdrawn
+from .store import LAYOUT, NOTES, WITHDRAWN, Store
 
 log = logging.getLogger(__name__)
 
@@ -369,3 +371,17 @@ def _has_manifest(path: Path) -> bool:
     """
     manifest = path / MANIFEST
     return not is_gone(manifest) or manifest.is_symlink()
+
+
+def untried(store: Store, name: str) -> str | None:
+    """Return the version that the next start tries: the highest that has not been accepted."""
+    versions = reversed(store.versions(name))
+    return next((each for each in versions if not store.accepted(name, each)), None)
+
+
+def withdrawn(store: Store, name: str, version: str) -> bool:
+    """Whether a stored version was rolled back, and not activated since."""
+    path = store.path(name, version)
+    with suppress(OSError):
+        return path is not None and (path / NOTES / WITHDRAWN).is_file()
+    return True

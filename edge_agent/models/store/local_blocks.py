@@ -25,7 +25,8 @@ from ..packages.blocks import BlockList
 from ..packages.build import cut_folder
 from ..packages.package import BLOCKS, HEADER, SIGNATURE, PackageHeader
 from ..packages.tar_folder import Layout, Stream
-from .store import LAYOUT, NOTES, RECEIVED, Store, changed_words
+from .changed import changed_words
+from .store import LAYOUT, NOTES, RECEIVED, Store
 
 log = logging.getLogger(__name__)
 

@@ -55,18 +55,9 @@ LAYOUT = "layout.json"
 """File in it that lists the version's files and their sizes."""
 RECEIVED = "received"
 """File in it where the version came over MQTT."""
-PUSH_AGAIN = "push it again"
 _ACCEPTED = "accepted"
-_WITHDRAWN = "withdrawn"
+WITHDRAWN = "withdrawn"
 _HISTORY = 8
-
-
-def changed_words(version: str, what: str) -> str:
-    """Return the error about a stored version, *what* of which is not as it was installed."""
-    return (
-        f"{version}: {what} has changed on the disk since it was installed; "
-        f"{PUSH_AGAIN}, or where that is refused, as a higher version, and mind the disk"
-    )
 
 
 class Store:  # noqa: PLR0904 - one for each change of a version
@@ -329,15 +320,18 @@ class Store:  # noqa: PLR0904 - one for each change of a version
             ).raised(version)
 
         with disk_errors(f"{name}@{version}: activating it"), self.locked():
+            replaced, known = self.pointers(name).on_probation, self.accepted(name, version)
             self._note(name, version, _ACCEPTED)
-            replaced = self.pointers(name).on_probation
-            changed = self._change(name, change)
+            try:
+                changed = self._change(name, change)
+            except OSError:
+                if not known:  # else it would be the highest accepted one
+                    self._remove_note(name, version, _ACCEPTED)
+                raise
             if replaced is not None and replaced not in changed.history:
                 with suppress(OSError):  # it only matters where the pointers are damaged
-                    self._note(name, replaced, _WITHDRAWN)
-            if (path := self.path(name, version)) is not None:
-                with suppress(OSError):
-                    (path / NOTES / _WITHDRAWN).unlink(missing_ok=True)
+                    self._note(name, replaced, WITHDRAWN)
+            self._remove_note(name, version, WITHDRAWN)
             return changed
 
     def rollback(
@@ -382,8 +376,15 @@ class Store:  # noqa: PLR0904 - one for each change of a version
             before = self.pointers(name).live or ""
             live = self._change(name, change).history[-1]
             with suppress(OSError):  # it only matters where the pointers are damaged
-                self._note(name, before, _WITHDRAWN)
+                self._note(name, before, WITHDRAWN)
             return live
+
+    def retract(self, name: str, version: str) -> None:
+        """Take back that a version on trial was accepted: a kill came before it went live."""
+        with suppress(OSError), self.locked():
+            withdrawn = self._has_note(name, version, WITHDRAWN, unreadable=True)
+            if not withdrawn and version not in self.pointers(name).history:
+                self._remove_note(name, version, _ACCEPTED)
 
     def withdraw(self, name: str, version: str) -> bool:
         """Take a version that is not live out of the history; return whether it was there."""
@@ -397,7 +398,7 @@ class Store:  # noqa: PLR0904 - one for each change of a version
             there = len(self._change(name, change).history) < len(before)
             if there:
                 with suppress(OSError):  # it only matters where the pointers are damaged
-                    self._note(name, version, _WITHDRAWN)
+                    self._note(name, version, WITHDRAWN)
             return there
 
     def set_trial(self, name: str, trial: Trial | None) -> Pointers:
@@ -446,6 +447,11 @@ class Store:  # noqa: PLR0904 - one for each change of a version
         pointing.write(folder, new)
         return new
 
+    def _remove_note(self, name: str, version: str, note: str) -> None:
+        if (path := self.path(name, version)) is not None:
+            with suppress(OSError):
+                (path / NOTES / note).unlink(missing_ok=True)
+
     def _note(self, name: str, version: str, note: str) -> None:
         """Mark a version of the store as accepted, or as withdrawn.
 
@@ -485,17 +491,3 @@ class Store:  # noqa: PLR0904 - one for each change of a version
             except BlockingIOError:
                 return True
             return False
-
-
-def untried(store: Store, name: str) -> str | None:
-    """Return the version that the next start tries: the highest that has not been accepted."""
-    versions = reversed(store.versions(name))
-    return next((each for each in versions if not store.accepted(name, each)), None)
-
-
-def withdrawn(store: Store, name: str, version: str) -> bool:
-    """Whether a stored version was rolled back, and not activated since."""
-    path = store.path(name, version)
-    with suppress(OSError):
-        return path is not None and (path / NOTES / _WITHDRAWN).is_file()
-    return True
