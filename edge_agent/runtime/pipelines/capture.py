@@ -422,7 +422,7 @@ class Pictures:
         self._served = served
         if any(old not in {None, new} for old, new in zip(before, served, strict=False)):
             self.look_again()
-        # The gate gets every picture, to know the background.
+        # The gate gets every picture, to know its noise.
         moved = self._moved(picture)
         # A candidate has to see frames, at night as well.
         wanted = self._looked_at < self._pass_until or any(each.shadow for each in servings)

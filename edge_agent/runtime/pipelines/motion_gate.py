@@ -11,47 +11,55 @@ from ...inference.preprocess.resize import resize
 WIDTH = 160
 """Width in pixels: enough to see a person, and fast enough for a fraction of a millisecond."""
 SHARE = 0.004
-"""Least share of the picture that must differ from the background."""
-WARM_UP = 3
-"""Number of frames that count as moving while the background is unknown."""
+"""Least share of the picture that must differ from the last one that has passed."""
+LEAST = 12.0
+"""Levels by which a pixel must differ, more where the picture is noisy."""
+NOISES = 4.5
+"""Beyond so many times the noise, which three of four pixels do not exceed, few pixels differ."""
 LINGER = 5
-"""Number of frames that still count after the last motion, to see the end of an arrival."""
+"""Number of pictures that still count after the last motion, to see the end of an arrival."""
 
 
 class MotionGate:
-    """Background subtraction by OpenCV's MOG2 (Zivkovic 2004) on a small gray picture."""
+    """Compares small gray pictures with the last one that has passed.
+
+    Not with a learned background: what moves slowly, or back over the same ground, becomes a part
+    of that (seen with OpenCV's MOG2: an object that moved on was still for half a minute).
+    """
 
     def __init__(self) -> None:
-        self._size = (0, 0)
-        self._reset()
-
-    def _reset(self) -> None:
-        self._background = cv2.createBackgroundSubtractorMOG2(
-            history=120, varThreshold=25, detectShadows=False
-        )
-        self._seen = 0
+        self._passed: Array | None = None
+        self._before: Array | None = None
+        """The last picture, whether it has passed or not."""
+        self._noise = 0.0
+        """Difference from one picture to the next, in levels."""
         self._linger = 0
 
     def moved(self, picture: Array) -> bool:
-        """Whether something moves in *picture*, uint8 (height, width, 3).
+        """Whether something has moved in *picture*, uint8 (height, width, 3).
 
-        A picture of another size resets the background.
+        Since the last for which it had; in the first of a size it has.
         """
         height, width = picture.shape[:2]
-        if (height, width) != self._size:
-            self._size = (height, width)
-            self._reset()
         # Never enlarged: for a narrow, tall region that gains nothing and costs much.
         scale = min(1.0, WIDTH / width)
         size = (max(1, round(width * scale)), max(1, round(height * scale)))
         small = resize(picture, size, "area", quick=True)
-        gray = cv2.cvtColor(small, cv2.COLOR_BGR2GRAY)
-        mask = self._background.apply(cv2.GaussianBlur(gray, (3, 3), 0))
-        self._seen += 1
-        share = np.count_nonzero(mask) / mask.size
-        # Switching on a lamp changes nearly everything at once; that counts as motion too.
-        if self._seen <= WARM_UP or share > SHARE:
+        gray = cv2.GaussianBlur(cv2.cvtColor(small, cv2.COLOR_BGR2GRAY), (3, 3), 0)
+        passed, before, self._before = self._passed, self._before, gray
+        if passed is None or before is None or passed.shape != gray.shape:
             self._linger = LINGER
-            return True
-        self._linger -= 1
-        return self._linger > 0
+        else:
+            steps = np.sort(cv2.absdiff(gray, before)[::4, ::4], axis=None)
+            self._noise += 0.1 * (float(steps[steps.size * 3 // 4]) - self._noise)
+            least = max(LEAST, NOISES * (self._noise + 0.5))
+            _, differs = cv2.threshold(cv2.absdiff(gray, passed), least, 1, cv2.THRESH_BINARY)
+            # Switching on a lamp changes nearly everything at once; that counts as motion too.
+            if cv2.countNonZero(differs) > SHARE * gray.size:
+                self._linger = LINGER
+            else:
+                self._linger -= 1
+        if self._linger <= 0:
+            return False
+        self._passed = gray
+        return True
