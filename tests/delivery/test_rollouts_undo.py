@@ -26,6 +26,7 @@ from edge_agent.models.store.pointers import Trial
 from edge_agent.models.store.store import Store
 from edge_agent.mqtt.connection import ReceivedMessage
 from edge_agent.mqtt.payloads import iso
+from edge_agent.mqtt.requests import Later
 from tests.helpers.push import model_folder
 
 TRANSFER, OTHER = "a" * 32, "b" * 32
@@ -44,6 +45,8 @@ class Device:
         self.store.activate("level", "1")
         self.words: list[dict[str, Any]] = []
         self.went_back: list[str] = []
+        self.unsigned = True
+        """Whether it follows what no key has signed."""
         now = time.time()
         self.plan = Plan(
             id="level-2",
@@ -74,7 +77,7 @@ class Device:
             here=(),
             groups=tuple,
             trusted=lambda: TrustedKeys([self.folder / "trust"]),
-            allow_unsigned=lambda: True,
+            allow_unsigned=lambda: self.unsigned,
             quota_bytes=lambda: 2**24,
             pinned=tuple,
             credible=lambda: True,
@@ -258,6 +261,23 @@ def test_what_another_push_replaces_counts_against_no_gate(device: Device) -> No
     assert (device.state, device.words[-1]["why"]) == ("superseded", why)
     device.hear(state="aborted", back=True)
     assert (device.live, device.state, device.went_back) == ("3", "superseded", [])
+
+
+def test_settings_whose_key_was_removed_before_their_time_are_rejected(device: Device) -> None:
+    """They were carried out all the same: after a spread of any length, or another probation."""
+    applied: list[Any] = []
+
+    def configure(settings: Any, _mark: str) -> Later:
+        applied.append(settings)
+        return Later("")
+
+    device.rollouts.configure = configure
+    settings = {"door": {"threshold": 0.4}}
+    device.hear(settings=settings, name="", version="", transfer="", spread_s=10**7)
+    device.unsigned = False
+    device.rollouts.tick(time.monotonic() + 10**7)
+    assert (applied, device.state) == ([], "rejected")
+    assert "signed by no key that is trusted here" in device.words[-1]["why"]
 
 
 def test_a_kill_while_it_goes_back_does_not_leave_it_live(device: Device) -> None:

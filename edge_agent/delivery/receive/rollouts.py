@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ...core.errors import AgentError, MalformedError, ModelError, NotNowError, RequestError
 from ...core.names import is_name, version_key
@@ -45,6 +45,12 @@ MOST_OTHERS = 32
 """Most roll-outs in the device's report, besides the latest."""
 MOST_REFUSED = 8
 """Most of these that it does not follow."""
+
+
+class _Heard(NamedTuple):
+    plan: Plan
+    payload: bytes
+    """Its message: the key may be removed before it is carried out."""
 
 
 class Rollouts:
@@ -79,7 +85,7 @@ class Rollouts:
         """Applies settings with a mark, on probation; raises AgentError. None: not set yet."""
         self._changing: dict[str, tuple[Later, Mapping[str, Any]]] = {}
         """By id: settings on probation."""
-        self._plans: dict[str, Plan] = {}
+        self._plans: dict[str, _Heard] = {}
         """By id: plans on the broker that are for this device."""
         self._due: dict[str, float] = {}
         """By id: monotonic time when it is checked next."""
@@ -119,9 +125,12 @@ class Rollouts:
             log.debug("%s: not for this device: %s", message.topic, problem)
         return False
 
-    def _take(self, name: str, payload: bytes) -> None:
+    def _read(self, payload: bytes) -> Plan:
         trusted, unsigned = self._identity.trusted(), self._identity.allow_unsigned()
-        plan = read(payload, trusted.read(), allow_unsigned=unsigned)
+        return read(payload, trusted.read(), allow_unsigned=unsigned)
+
+    def _take(self, name: str, payload: bytes) -> None:
+        plan = self._read(payload)
         if plan.id != name:
             raise MalformedError(f"is the roll-out {plan.id}")
         mine = plan.wave_of(self._identity.device, self._identity.groups())
@@ -138,7 +147,7 @@ class Rollouts:
                 return
             known = self._begin(name, plan, mine)
         told = self._refused.pop(name, None) is not None
-        self._plans[name] = plan
+        self._plans[name] = _Heard(plan, payload)
         if known.state == "live" and name not in self._file.held:
             # An earlier run may not have noted it.
             self._hold(name, known, plan.settings or {})
@@ -196,12 +205,12 @@ class Rollouts:
 
     def _forget(self, name: str) -> None:
         """Forget a roll-out that was removed from the broker; nothing more is installed."""
-        plan, known = self._plans.pop(name, None), self._known.get(name)
+        heard, known = self._plans.pop(name, None), self._known.get(name)
         self._due.pop(name, None)
         self._refused.pop(name, None)
         self._presence.forget(name)
-        if plan is not None and known is not None and not known.ended:
-            self._transfers.suspend(plan.transfer)
+        if heard is not None and known is not None and not known.ended:
+            self._transfers.suspend(heard.plan.transfer)
 
     # What follows
 
@@ -250,11 +259,12 @@ class Rollouts:
         self._hear_changes(now)
         self._check_again(now)
         for name, at in list(self._due.items()):
-            plan, known = self._plans.get(name), self._known[name]
-            if plan is None:  # removed from the broker meanwhile
+            heard, known = self._plans.get(name), self._known[name]
+            if heard is None:  # removed from the broker meanwhile
                 self._due.pop(name, None)
-            if plan is None or at > now:
+            if heard is None or at > now:
                 continue
+            plan = heard.plan
             self._due[name] = now + AGAIN_SECONDS
             if known.aborted or known.ended:
                 self._look_after(name, plan, known)
@@ -328,7 +338,7 @@ class Rollouts:
         for name, (created, keys) in self._file.held.items():
             if created > plan.created and (less := left_by(keys, left)) != left:
                 left, by = less, [*by, name]
-        for each in self._plans.values() if plan.settings is None else ():
+        for each, _ in self._plans.values() if plan.settings is None else ():
             over = each.expires_at <= time.time() and self._known[each.id].state == "waiting"
             is_off = each.state == "aborted" or over
             if each.created > plan.created and not is_off and each.name == plan.name:
@@ -341,7 +351,7 @@ class Rollouts:
         """Apply settings, once other changes have ended, without what newer ones have set."""
         earlier = (
             other
-            for other, each in self._plans.items()
+            for other, (each, _) in self._plans.items()
             if each.settings is not None
             and each.created < known.created
             and each.state in {"running", "done"}
@@ -356,11 +366,12 @@ class Rollouts:
             return
         self._count_try(known, 1)  # first, as they may end the agent
         try:
+            self._read(self._plans[name].payload)
             left, newer = self._left(plan)
             self._changing[name] = self.configure(left, f"{name} {known.created}"), left
         except NotNowError:
             self._count_try(known, -1)
-        except AgentError as problem:
+        except AgentError as problem:  # or their key is trusted no more
             self._set(name, known, "rejected", str(problem))
         else:
             less = f"without what {', '.join(newer)} has set since" if newer else None
