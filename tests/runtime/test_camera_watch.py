@@ -128,3 +128,18 @@ def test_the_bundled_clip_is_well() -> None:
     """A belt on which everything moves."""
     frames = clip(f"{CHECKOUT}/models/media/conveyor.mp4")
     assert said(lambda at: frames[at % len(frames)], 200) == []
+
+
+@pytest.mark.parametrize("sigma", [0.0, 1.0, 2.0])
+def test_one_sharp_part_on_a_plain_belt_is_sharp(sigma: float) -> None:
+    """Few pixels are at its edges: it was called blurred for good. Out of focus it is."""
+    belt = np.full((384, 640, 3), 90, np.uint8)
+    belt += np.linspace(0, 20, 640).astype(np.uint8)[None, :, None]
+    belt[150:230, 200:300] += 140
+
+    def show(picture: Any) -> Callable[[int], Picture]:
+        return lambda at: noisy(picture, at, sigma)
+
+    assert said(show(belt), 20) == []
+    if not sigma:  # as a lens blurs before the sensor's noise, which hides that of so few edges
+        assert said(show(load().GaussianBlur(belt, (0, 0), 3)), 20) == [(5, "blurred")]
