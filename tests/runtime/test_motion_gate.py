@@ -68,3 +68,15 @@ def test_a_lamp_is_motion_and_dusk_is_seldom() -> None:
     fading = [np.clip(p - np.uint8(i // 25), 0, 255) for i, p in enumerate(pictures[10:])]
     assert not any(gate.moved(picture) for picture in fading)
     assert gate.moved(np.clip(pictures[0].astype(np.int16) + 40, 0, 255).astype(np.uint8))
+
+
+def test_what_fills_the_picture_is_no_noise() -> None:
+    """A camera that turns, and light that changes everywhere with each picture."""
+    fields = np.random.default_rng(2).integers(60, 180, (12, 16, 3)).astype(np.uint8)
+    wide = cv2.resize(fields, (640, 480), interpolation=cv2.INTER_NEAREST)
+    turning = [np.roll(wide, 6 * i, axis=1) for i in range(60)]
+    gate = MotionGate()
+    assert all(gate.moved(picture) for picture in turning)
+    flicker = [np.full(SIZE, 8 * (i % 30), np.uint8) for i in range(90)]
+    gate = MotionGate()
+    assert longest_rest(gate, flicker) <= 1  # of every other one it is 16 levels

@@ -14,7 +14,9 @@ SHARE = 0.004
 """Least share of the picture that must differ from the last one that has passed."""
 LEAST = 12.0
 """Levels by which a pixel must differ, more where the picture is noisy."""
-NOISES = 4.5
+MOST = 64.0
+"""That, at most."""
+NOISES = 5.0
 """Beyond so many times the noise, which three of four pixels do not exceed, few pixels differ."""
 LINGER = 5
 """Number of pictures that still count after the last motion, to see the end of an arrival."""
@@ -32,7 +34,7 @@ class MotionGate:
         self._before: Array | None = None
         """The last picture, whether it has passed or not."""
         self._noise = 0.0
-        """Difference from one picture to the next, in levels."""
+        """Difference of single pixels from one picture to the next, in levels."""
         self._linger = 0
 
     def moved(self, picture: Array) -> bool:
@@ -50,9 +52,11 @@ class MotionGate:
         if passed is None or before is None or passed.shape != gray.shape:
             self._linger = LINGER
         else:
-            steps = np.sort(cv2.absdiff(gray, before)[::4, ::4], axis=None)
-            self._noise += 0.1 * (float(steps[steps.size * 3 // 4]) - self._noise)
-            least = max(LEAST, NOISES * (self._noise + 0.5))
+            step = cv2.subtract(gray, before, dtype=cv2.CV_16S)
+            # What differs from its surroundings: a lamp, or a camera that turns, is no noise.
+            alone = np.sort(cv2.absdiff(step, cv2.blur(step, (5, 5)))[::4, ::4], axis=None)
+            self._noise += 0.1 * (float(alone[alone.size * 3 // 4]) - self._noise)
+            least = min(MOST, max(LEAST, NOISES * (self._noise + 0.5)))
             _, differs = cv2.threshold(cv2.absdiff(gray, passed), least, 1, cv2.THRESH_BINARY)
             # Switching on a lamp changes nearly everything at once; that counts as motion too.
             if cv2.countNonZero(differs) > SHARE * gray.size:
