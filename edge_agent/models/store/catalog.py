@@ -10,7 +10,6 @@ import json
 import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,7 +24,7 @@ from ...core.state_file import DAMAGED
 from ..manifest import KEPT, MANIFEST, ModelFolder, load
 from .changed import PUSH_AGAIN, changed_words
 from .pointers import same_version
-from .store import LAYOUT, NOTES, WITHDRAWN, Store
+from .store import LAYOUT, NOTES, Store
 
 log = logging.getLogger(__name__)
 
@@ -193,7 +192,7 @@ class Catalog:
             yield from found.pop(key, ())
         # What was rolled back comes last; its pointers may be damaged.
         store, order = self.store, sorted(found, reverse=True)
-        order.sort(key=lambda key: withdrawn(store, name, found[key][0].manifest.version))
+        order.sort(key=lambda key: store.withdrawn(name, found[key][0].manifest.version))
         for key in order:
             yield from found[key]
 
@@ -377,11 +376,3 @@ def untried(store: Store, name: str) -> str | None:
     """Return the version that the next start tries: the highest that has not been accepted."""
     versions = reversed(store.versions(name))
     return next((each for each in versions if not store.accepted(name, each)), None)
-
-
-def withdrawn(store: Store, name: str, version: str) -> bool:
-    """Whether a stored version was rolled back, and not activated since."""
-    path = store.path(name, version)
-    with suppress(OSError):
-        return path is not None and (path / NOTES / WITHDRAWN).is_file()
-    return True

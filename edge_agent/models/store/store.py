@@ -56,7 +56,7 @@ LAYOUT = "layout.json"
 RECEIVED = "received"
 """File in it where the version came over MQTT."""
 _ACCEPTED = "accepted"
-WITHDRAWN = "withdrawn"
+_WITHDRAWN = "withdrawn"
 _HISTORY = 8
 
 
@@ -116,6 +116,10 @@ class Store:  # noqa: PLR0904 - one for each change of a version
     def accepted(self, name: str, version: str) -> bool:
         """Whether a version is stored and has been live once; one that is unreadable has not."""
         return self._has_note(name, version, _ACCEPTED, unreadable=False)
+
+    def withdrawn(self, name: str, version: str) -> bool:
+        """Whether a stored version was rolled back, and not activated since."""
+        return self._has_note(name, version, _WITHDRAWN, unreadable=True)
 
     def received(self, name: str, version: str) -> bool:
         """Whether a stored version came over MQTT; an unreadable one counts as if it had."""
@@ -330,8 +334,8 @@ class Store:  # noqa: PLR0904 - one for each change of a version
                 raise
             if replaced is not None and replaced not in changed.history:
                 with suppress(OSError):  # it only matters where the pointers are damaged
-                    self._note(name, replaced, WITHDRAWN)
-            self._remove_note(name, version, WITHDRAWN)
+                    self._note(name, replaced, _WITHDRAWN)
+            self._remove_note(name, version, _WITHDRAWN)
             return changed
 
     def rollback(
@@ -376,14 +380,13 @@ class Store:  # noqa: PLR0904 - one for each change of a version
             before = self.pointers(name).live or ""
             live = self._change(name, change).history[-1]
             with suppress(OSError):  # it only matters where the pointers are damaged
-                self._note(name, before, WITHDRAWN)
+                self._note(name, before, _WITHDRAWN)
             return live
 
     def retract(self, name: str, version: str) -> None:
         """Take back that a version on trial was accepted: a kill came before it went live."""
         with suppress(OSError), self.locked():
-            withdrawn = self._has_note(name, version, WITHDRAWN, unreadable=True)
-            if not withdrawn and version not in self.pointers(name).history:
+            if version not in self.pointers(name).history and not self.withdrawn(name, version):
                 self._remove_note(name, version, _ACCEPTED)
 
     def withdraw(self, name: str, version: str) -> bool:
@@ -398,7 +401,7 @@ class Store:  # noqa: PLR0904 - one for each change of a version
             there = len(self._change(name, change).history) < len(before)
             if there:
                 with suppress(OSError):  # it only matters where the pointers are damaged
-                    self._note(name, version, WITHDRAWN)
+                    self._note(name, version, _WITHDRAWN)
             return there
 
     def set_trial(self, name: str, trial: Trial | None) -> Pointers:
