@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from edge_agent.core.errors import ModelError
 from edge_agent.delivery.plan import Gate, Plan, Wave, seal
 from edge_agent.delivery.receive.admission import DeviceIdentity
 from edge_agent.delivery.receive.followed import Presence
@@ -45,6 +46,8 @@ class Device:
         self.store.activate("level", "1")
         self.words: list[dict[str, Any]] = []
         self.went_back: list[str] = []
+        self.full = False
+        """Whether the disk takes nothing more."""
         self.unsigned = True
         """Whether it follows what no key has signed."""
         now = time.time()
@@ -101,6 +104,8 @@ class Device:
         return True
 
     def _roll_back(self, name: str, version: str, why: str) -> None:
+        if self.full:
+            raise ModelError("level: pointers.json: no space left on the device")
         if self.store.pointers(name).live == version:
             self.went_back.append(why)
             self.store.rollback(name)
@@ -234,6 +239,19 @@ def test_what_it_has_installed_is_taken_back_with_the_reason(
     device.hear(state="aborted", back=True, why="by me")
     assert (device.live, device.state) == ("1", "rolled-back")
     assert device.went_back == ["roll-out level-2 was aborted: by me"]
+
+
+def test_a_full_disk_delays_the_way_back(device: Device) -> None:
+    """The version stayed live for good, though there was room a minute later."""
+    device.hear()
+    device.push(TRANSFER)
+    device.full = True
+    device.hear(state="aborted", back=True)
+    assert (device.live, device.state) == ("2", "live")
+    assert device.words[-1]["why"].startswith("did not go back: level: pointers.json: no space")
+    device.full = False
+    device.rollouts.tick(time.monotonic() + 2 * HOUR)
+    assert (device.live, device.state) == ("1", "rolled-back")
 
 
 def test_what_a_kill_kept_it_from_saying_is_still_its_own(device: Device) -> None:

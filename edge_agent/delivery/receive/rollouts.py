@@ -310,9 +310,11 @@ class Rollouts:
 
     def _look_after(self, name: str, plan: Plan, known: Followed) -> None:
         """Check on a version that was live."""
-        live = self._live(plan.name)
-        if known.state == "live" and live and version_key(live) < version_key(plan.version):
+        live = self._live(plan.name) if known.state == "live" else None
+        if live and version_key(live) < version_key(plan.version):
             self._set(name, known, "rolled-back", f"{plan.name}@{live} serves again")
+        elif live and known.aborted and known.installed and plan.back:
+            self._go_back(name, plan, known)  # the disk may have been full
 
     def _obstacle(self, plan: Plan, now: float) -> tuple[str, str | None] | None:
         """Return why it is not installed now: the state to report, and a reason; None: it is."""
