@@ -63,10 +63,10 @@ class Row:
         silent = time.monotonic() - self.times[-1]
         return 0.0 if silent > max(STILL_SECONDS, 3 / rate) else rate
 
-    def mean_fps(self) -> float:
-        """Frames per second from the first result to the last."""
+    def mean_fps(self) -> float | None:
+        """Frames per second from the first result to the last; None for a single one."""
         if self.results < 2:
-            return 0.0
+            return None
         return (self.results - 1) / max(self.times[-1] - self.began, 1e-6)
 
 
@@ -167,8 +167,10 @@ class LiveView:
         lines = []
         for name, row in self.rows.items():
             age, infer = percentiles(list(row.ages)), percentiles(list(row.infers))
+            fps = row.mean_fps()
+            rate = "" if fps is None else f"{fps:.1f} a second, "
             lines.append(
-                f"{name}: {counted(row.results, 'result')}, {row.mean_fps():.1f} a second, "
+                f"{name}: {counted(row.results, 'result')}, {rate}"
                 f"age p50 {age['p50']:.1f} p95 {age['p95']:.1f} p99 {age['p99']:.1f} ms, "
                 f"inference {infer['p50']:.2f} ms, "
                 f"{row.model} on {row.engine}"
