@@ -420,8 +420,15 @@ class Run:
 
     def go(self) -> None:
         """Let it happen, and go on until the device has settled."""
-        if self.case.form in {"rollback", "whole"}:
-            self.listener.wait_state(f"edge/{self.device}/status", state="online")
+        online = f"edge/{self.device}/status"
+        while self.case.form in {"rollback", "whole"}:
+            if self.agent.process.poll() is not None:
+                self.bury()  # a start writes files, too
+            if any(
+                h.topic == online and h.json.get("state") == "online" for h in self.listener.heard
+            ):
+                break
+            self.tick("the device to be online")
         self.push()
         while not self.settled():
             if self.agent.process.poll() is not None:
