@@ -10,6 +10,7 @@ import errno
 import fcntl
 import logging
 import os
+import re
 import signal
 import stat
 import time
@@ -32,6 +33,8 @@ LOCK_SECONDS = 5.0
 LOCK_PAUSE = 0.01
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 """Errors of a disk, or a quota, that has no room."""
+TEMPORARY = re.compile(r"\..+\.[0-9a-f]{8}")
+"""Name of a file that is to replace another, by `replace_file`."""
 _ASIDE = ".damaged"
 _LOST = "lost+found"
 """A folder of any mounted disk, which only root may enter."""

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from edge_agent.core.errors import ModelError
-from edge_agent.core.files import size_of
+from edge_agent.core.files import FAULT_VARIABLE, size_of
 from edge_agent.inference.prepared.artifact import FILE, FOLDER, encode, read
 from edge_agent.inference.prepared.compile import collect
 from edge_agent.inference.prepared.compile.collect import collect_artifacts, need_room
@@ -214,3 +218,21 @@ def test_what_cannot_be_cleaned_up_is_said_and_the_rest_is_cleaned(
     }
     assert not any((place / "b").exists() for place in places)
     assert make_room(store, 1000, 1000, derived=collect.forms) == ()
+
+
+def test_a_file_that_a_power_cut_left_half_replaced_is_removed(store: Store) -> None:
+    """Each cut in the middle of such a write left one more, for the years of a device."""
+    write = (
+        "from pathlib import Path; from edge_agent.core.files import replace_file;"
+        f"replace_file(Path({str(store.root)!r}) / 'commands.jsonl', b'new')"
+    )
+    environ = {**os.environ, FAULT_VARIABLE: "pointers.written"}
+    store.root.mkdir(exist_ok=True)
+    ended = subprocess.run([sys.executable, "-c", write], env=environ, check=False)
+    assert ended.returncode == -signal.SIGKILL
+    (left,) = store.root.glob(".commands.jsonl.*")
+    # An agent may be about to replace the file with it.
+    assert clean_leftovers(store, derived=collect.forms) == Cleaning()
+    lines = clean_leftovers(store, derived=collect.forms, now=time.time() + 7200).lines
+    assert lines == (f"{left}: left by a crash, removed",)
+    assert not left.exists()

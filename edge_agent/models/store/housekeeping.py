@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import stat
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
@@ -13,7 +14,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ...core.errors import ModelError
-from ...core.files import disk_errors, drop_lock, remove_tree, size_of, subfolders, take_lock
+from ...core.files import (
+    TEMPORARY,
+    disk_errors,
+    drop_lock,
+    remove_tree,
+    size_of,
+    subfolders,
+    take_lock,
+)
 from ...core.plain_file import read_plain_bytes
 from ..packages.package import HEADER, transfer_id
 from .pointers import FILE, same_version
@@ -22,6 +31,8 @@ from .store import Store
 TRANSFER = re.compile(r"[0-9a-f]{32}")
 PATIENCE_S = 7 * 24 * 3600.0
 """How long an interrupted transfer is kept."""
+WRITING_S = 3600.0
+"""A file that is to replace another, and is as old as that, was left by a crash."""
 
 
 class DerivedForm(NamedTuple):
@@ -224,8 +235,17 @@ def clean_leftovers(store: Store, *, derived: Derived, now: float | None = None)
             path: _clean_transfer(store, path, came, now) for path in subfolders(store.incoming)
         }
 
+    def replacements() -> dict[Path, Iterator[str]]:
+        return {
+            path: _clean_file(path)
+            for folder in filter(_removable, (store.root, *subfolders(store.root)))
+            for path in folder.iterdir()
+            if TEMPORARY.fullmatch(path.name) and _is_old(path, now)
+        }
+
     with disk_errors(f"{store.root}: cleaning up"), store.locked():
         parts = [
+            _clean(store.root, replacements),
             _clean(store.staging, staged),
             _clean(store.models, models),
             _clean(store.incoming, transfers),
@@ -241,6 +261,20 @@ def _clean_staged(path: Path) -> Iterator[str]:
     if _abandoned(path):
         remove_tree(path)
         yield f"{path}: left by a crash, removed"
+
+
+def _is_old(path: Path, now: float) -> bool:
+    """Whether nothing writes a file any more; what is gone or no file is left alone."""
+    try:
+        info = path.lstat()
+    except FileNotFoundError:
+        return False
+    return stat.S_ISREG(info.st_mode) and now - info.st_mtime > WRITING_S
+
+
+def _clean_file(path: Path) -> Iterator[str]:
+    path.unlink(missing_ok=True)
+    yield f"{path}: left by a crash, removed"
 
 
 def _clean_model(store: Store, name: str) -> Iterator[str]:
