@@ -827,6 +827,19 @@ def test_a_device_may_say_all_it_has_to(box: Box) -> None:
     assert "refuses what we publish" not in box.process.words()
 
 
+@pytest.mark.parametrize(
+    "user", ["viewer", "watcher", "operator", "guard", "configurer", "deployer"]
+)
+def test_a_role_is_no_device_of_its_own_name(client: Callable[[str], Client], user: str) -> None:
+    """A viewer reported as one that a roll-out had failed, and the whole fleet went back."""
+    role = client(user)
+    for kind in ("status", "info", "rollout", "model/light"):
+        assert role.say(f"edge/{user}/{kind}", b"{}", retain=True) == "Not authorized", kind
+    config = f"homeassistant/device/edge-agent_{user}/config"
+    assert role.say(config, b"{}", retain=True) == "Not authorized"
+    assert client("edge-02").say("edge/edge-02/rollout", b"{}", retain=True) != "Not authorized"
+
+
 SAID = {
     "edge/edge-01/in/command/configure": b'{"id": "stolen"}',
     "edge/edge-01/in/command/restart": b'{"id": "stolen"}',
