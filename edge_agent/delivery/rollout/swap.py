@@ -304,7 +304,7 @@ class Swap:
                     continue
                 if why is not None:
                     self._fail(candidate, watch, why)
-                elif time.monotonic() < watch.until:
+                elif time.monotonic() < max(watch.until, watch.again):
                     continue
                 elif recorder.is_within(candidate.id, watch.until):
                     continue  # it may hang: then only the end of the agent decides
@@ -312,7 +312,10 @@ class Swap:
                     self._fail(candidate, watch, "gave no result at all during its probation")
                 else:
                     fault("probation.passed")
-                    self._pass(candidate)
+                    if self.ledger.clear_mark(candidate.name, candidate.version):
+                        self._pass(candidate)
+                    else:  # on a full disk: what still has its mark is no version to go back to
+                        watch.again = time.monotonic() + watch.pauses.pause()
 
     def _pass(self, candidate: Candidate) -> None:
         """End the probation of a version that has outlived it."""
