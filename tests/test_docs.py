@@ -679,7 +679,7 @@ def _make_stranger(work: Path) -> None:
 
 USERS = (
     *("edge-01", "edge-02", "viewer", "watcher", "operator", "guard", "configurer", "deployer"),
-    "janitor",
+    *("asker", "janitor"),
 )
 
 
@@ -828,7 +828,7 @@ def test_a_device_may_say_all_it_has_to(box: Box) -> None:
 
 
 @pytest.mark.parametrize(
-    "user", ["viewer", "watcher", "operator", "guard", "configurer", "deployer"]
+    "user", ["viewer", "watcher", "operator", "guard", "configurer", "asker", "deployer"]
 )
 def test_a_role_is_no_device_of_its_own_name(client: Callable[[str], Client], user: str) -> None:
     """A viewer reported as one that a roll-out had failed, and the whole fleet went back."""

@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -38,7 +39,7 @@ from tests.helpers.push import (
 )
 from tests.helpers.small_disk import small_disk
 from tests.helpers.small_models import encode_jpeg, plain
-from tests.helpers.support import PATIENCE, AgentProcess, Listener, Mosquitto, run_cli
+from tests.helpers.support import PATIENCE, AgentProcess, Heard, Listener, Mosquitto, run_cli
 from tests.helpers.tiny_networks import node
 
 Boxes = Callable[..., Box]
@@ -270,6 +271,31 @@ def test_a_disk_that_takes_nothing_ends_no_probation_and_puts_a_rollback_off(
         assert state["last"]["why"] == "the agent crashed (Aborted) during its probation"
         assert state["live"] == "1"
         one.results_go_on("1")
+        assert one.agent.stop() == 0
+
+
+def test_a_probation_passes_once_a_full_disk_takes_it(box: Boxes, tmp_path: Path) -> None:
+    """It counted as passed, and its mark stayed: a crash days later took the good version back."""
+    with small_disk(tmp_path / "disk", "24m") as disk:
+        one = box(state_dir=str(disk / "state"), trial={"shadow_frames": 0, "probation_s": 4})
+        assert deliver(one, tmp_path, "2", best=2)["state"] == "probation"
+        with (disk / "filler").open("wb", buffering=0) as filler:
+
+            def fill_until_said(_heard: list[Heard]) -> bool:
+                """Take what is free again, too: the new version is being prepared."""
+                with suppress(OSError):
+                    while True:
+                        filler.write(bytes(4096))
+                return "level@2: its probation goes on: level: " in one.agent.words()
+
+            one.listener.wait_for(fill_until_said, "what hinders it")
+        state = one.listener.wait_state(one.topic("model", "level"), live="2")
+        assert state["candidate"]["phase"] == "probation"
+        (disk / "filler").unlink()
+        assert one.wait_settled(outcome="live", version="2")["live"] == "2"
+        one.agent.signal(signal.SIGABRT)
+        one.agent.wait()
+        assert started_again(one) == "level@2"
         assert one.agent.stop() == 0
 
 

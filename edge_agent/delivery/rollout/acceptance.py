@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -47,13 +48,18 @@ class Watch:
     inferred_before: int = 0
     """Frames it had inferred when the watch began."""
     again: float = 0.0
-    """When it is rolled back at the earliest, monotonic time, where that could not be written."""
+    """When its end is tried again, monotonic time, where that could not be written."""
     pauses: Backoff = field(default_factory=lambda: Backoff(first=0.5, most=10.0))
 
     _latest: list[Model] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.inferred_before = sum(model.stats.inferred for model in self.models)
+
+    def put_off(self) -> bool:
+        """Have its end wait; return whether it does so for the first time."""
+        first, self.again = not self.again, time.monotonic() + self.pauses.pause()
+        return first
 
     @property
     def models(self) -> list[Model]:

@@ -360,17 +360,15 @@ class Ledger:  # noqa: PLR0904 - one for each change of a candidate
 
     # Marks in the pointers of a model
 
-    def clear_mark(self, name: str, version: str) -> bool:
+    def clear_mark(self, name: str, version: str) -> None:
         """Clear the marks in a model's pointers that are for this version.
 
-        If the disk is full, it stays until the next change of the pointers; return False then.
+        If the disk is full, it stays until the next change of the pointers.
         """
         try:
             self._store.clear_marks(name, version)
         except ModelError as problem:
             log.error("model %s: mark of the trial not cleared: %s", name, problem)  # noqa: TRY400 - one line, no traceback
-            return False
-        return True
 
     def suspend(self) -> None:
         """Write into all marks at a clean shutdown that the candidates did not cause it."""

@@ -300,11 +300,11 @@ class Swap:
             with self.changing:
                 if candidate not in self.ledger.on_probation():
                     continue
-                if why is not None and time.monotonic() < watch.again:
+                if time.monotonic() < watch.again:
                     continue
                 if why is not None:
                     self._fail(candidate, watch, why)
-                elif time.monotonic() < max(watch.until, watch.again):
+                elif time.monotonic() < watch.until:
                     continue
                 elif recorder.is_within(candidate.id, watch.until):
                     continue  # it may hang: then only the end of the agent decides
@@ -312,15 +312,20 @@ class Swap:
                     self._fail(candidate, watch, "gave no result at all during its probation")
                 else:
                     fault("probation.passed")
-                    if self.ledger.clear_mark(candidate.name, candidate.version):
-                        self._pass(candidate)
-                    else:  # on a full disk: what still has its mark is no version to go back to
-                        watch.again = time.monotonic() + watch.pauses.pause()
+                    self._pass(candidate)
 
     def _pass(self, candidate: Candidate) -> None:
-        """End the probation of a version that has outlived it."""
-        self.ledger.clear_mark(candidate.name, candidate.version)
+        """End the probation of a version that has outlived it, once that can be written.
+
+        With its mark it would be a version that nothing goes back to, and to blame for a crash.
+        """
         watch = candidate.watch
+        try:
+            self.store.clear_marks(candidate.name, candidate.version)
+        except ModelError as problem:
+            if watch is not None and watch.put_off():
+                log.warning("%s: its probation goes on: %s", candidate.id, problem)
+            return
         tried = watch is None or watch.inferred
         why = None if tried else "nothing came for it during its probation"
         log.info("%s: probation is over%s", candidate.id, f": {why}" if why else "")
@@ -335,7 +340,7 @@ class Swap:
                 self.ledger.end_replaced(candidate, version)
 
     def _fail(self, candidate: Candidate, watch: Watch, why: str) -> None:
-        first, watch.again = not watch.again, time.monotonic() + watch.pauses.pause()
+        first = watch.put_off() or watch.broken is None
         watch.broken = watch.broken or why
         if first:
             log.warning("%s: failed on probation: %s", candidate.id, why)
