@@ -166,12 +166,30 @@ def test_what_is_pushed_after_an_abort_stays(device: Device, phase: str, transfe
     candidate = device.push(TRANSFER, until=phase)
     device.hear(state="aborted", why="by me")
     assert candidate.canceled == "the roll-out was aborted"
+    assert device.state == phase, "a start would try it again"
     device.ledger.finish(candidate, "rejected", candidate.canceled)
     assert (device.state, device.words[-1]["why"]) == ("aborted", "by me")
     device.push(transfer)
     device.wait()
     device.hear(back=True)
     assert (device.live, device.state, device.went_back) == ("2", "aborted", [])
+
+
+@pytest.mark.parametrize("phase", ["preparing", "trial", "shadow"])
+def test_no_start_installs_what_it_has_called_aborted(device: Device, phase: str) -> None:
+    """A box that ended within 30 ms of that word installed it, and said "aborted" all the same."""
+    device.hear()
+    device.push(TRANSFER, until=phase)
+    device.hear(state="aborted", why="by me")
+    device.start()
+    assert device.state != "aborted"
+    assert not device.rollouts.allows(TRANSFER), "it waits for its plan"
+    candidate = Candidate("level", "2", TRANSFER)
+    device.ledger.add(candidate)
+    device.hear()
+    assert candidate.canceled == "the roll-out was aborted"
+    device.ledger.finish(candidate, "rejected", candidate.canceled)
+    assert (device.live, device.state, device.words[-1]["why"]) == ("1", "aborted", "by me")
 
 
 def own_push_before_its_wave(device: Device) -> None:

@@ -148,8 +148,7 @@ class Rollouts:
             known = self._begin(name, plan, mine)
         told = self._refused.pop(name, None) is not None
         self._plans[name] = _Heard(plan, payload)
-        if known.state == "live" and name not in self._file.held:
-            # An earlier run may not have noted it.
+        if known.state == "live" and name not in self._file.held:  # unless a kill came between
             self._hold(name, known, plan.settings or {})
         with self._lock:
             known.serial, known.aborted = plan.serial, plan.state == "aborted"
@@ -232,8 +231,7 @@ class Rollouts:
     def _abort(self, name: str, plan: Plan, known: Followed) -> None:
         """Stop installing; go back from what this roll-out has installed if the plan says so."""
         begun = not known.ended and known.state != "waiting" and plan.settings is None
-        # What served before this roll-out had begun is another's push.
-        mine = begun and known.before != plan.version
+        mine = begun and known.before != plan.version  # else it is of another's push
         if mine and self._stop(plan.transfer, "the roll-out was aborted"):
             known.installed = True
             self._set(name, known, "probation")  # it may not be known yet after a kill
@@ -241,9 +239,9 @@ class Rollouts:
             if plan.back:
                 self._go_back(name, plan, known)
         elif not known.ended and name not in self._changing:  # a probation ends by itself
-            self._set(name, known, "aborted", plan.why)
-            if begun:
-                self._transfers.abort(plan.transfer)
+            deployed = begun and self._transfers.abort(plan.transfer)
+            if not (deployed and mine):  # else `heard` says so, once no start tries it again
+                self._set(name, known, "aborted", plan.why)
 
     def _go_back(self, name: str, plan: Plan, known: Followed) -> None:
         words = f": {plan.why}" if plan.why else ""
@@ -427,8 +425,11 @@ class Rollouts:
             state = str(says["state"])
             if "replaced_by" in says:  # by another push or command: nothing has failed
                 state = "superseded"
-            elif state == "rejected" and (known.installed or known.aborted):
-                state = "rolled-back" if known.installed else "aborted"
+            elif state == "rejected" and known.installed:
+                state = "rolled-back"
+            elif state == "rejected" and known.aborted:
+                plan = self._plans[name].plan if name in self._plans else None
+                state, says = "aborted", {"why": plan and plan.why}
             match says.get("shadow"):
                 case {"agreement": int() | float() as share}:
                     known.agreement = round(float(share), 3)
@@ -444,10 +445,9 @@ class Rollouts:
 
     def _live(self, name: str) -> str | None:
         """Return the version of a model that serves."""
-        try:
+        with suppress(ModelError):
             return self._transfers.admission.catalog.live(name).manifest.version
-        except ModelError:
-            return None
+        return None
 
     def allows(self, transfer: str | None) -> bool:
         """Whether a complete package may be deployed; called by any thread.

@@ -141,12 +141,13 @@ class Router:
             self._forget_waiting(transfer)
         self._blocks.suspend(transfer)
 
-    def abort(self, transfer: str) -> None:
-        """Stop drawing a package, and remove its received blocks."""
+    def abort(self, transfer: str) -> bool:
+        """Stop drawing a package, remove its blocks; return whether it is being deployed."""
         self._drawing.end(transfer)
         self._promised.pop(transfer, None)
         self._forget_waiting(transfer)
         self._blocks.abort(transfer)
+        return self._ledger.by_transfer(transfer) is not None
 
     def drawn(self, levels: tuple[str, ...], message: ReceivedMessage) -> bool:
         """Handle a drawn part of a package; return True if it is acknowledged later.
