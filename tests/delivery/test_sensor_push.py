@@ -78,6 +78,25 @@ def test_a_version_that_does_not_fit_the_source_is_rolled_back(
     one.results_go_on("1")
 
 
+@pytest.mark.parametrize("sensor", ["mqtt"], indirect=True)
+def test_readings_that_no_version_takes_cost_none_its_probation(
+    sensor: Start, tmp_path: Path
+) -> None:
+    """Three odd messages of anybody took a good version back, and with it a roll-out."""
+    version_of(tmp_path / "library" / "level-1", "1", channels="a")
+    one = sensor("level", trial={"shadow_frames": 3, "probation_s": 3})
+    one.results_go_on("1")
+    good = version_of(tmp_path / "level-2", "2", channels="a")
+    with PlainSender(one.broker.port, one.device, plain_package(good, "level", "2")) as sender:
+        sender.offer().wait("probation", "rejected")
+        one.results_go_on("2")
+        for odd in [[1, 2], {"b": 2}, [[1, 2, 3]]] * 4:
+            one.listener.publish("plant/v", json.dumps(odd).encode())
+        state = one.wait_settled(outcome="live", version="2")
+    assert "why" not in state["last"]
+    one.results_go_on("2")
+
+
 def push_longer(sensor: Start, tmp_path: Path, window: int) -> tuple[Box, dict[str, Any]]:
     """Push a version with longer windows until it is live; give its state then."""
     version_of(tmp_path / "library" / "level-1", "1", channels="a")

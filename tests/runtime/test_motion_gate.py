@@ -21,9 +21,9 @@ def ground(noise: float, count: int) -> list[Array]:
     ]
 
 
-def put(picture: Array, x: float) -> Array:
-    """Add a plain part, 37 levels brighter than the ground, at *x*."""
-    picture[200:260, int(x) : int(x) + 60] += 37
+def put(picture: Array, x: float, size: int = 60) -> Array:
+    """Add a plain square, 37 levels brighter than the ground, at *x*."""
+    picture[200 : 200 + size, int(x) : int(x) + size] += 37
     return picture
 
 
@@ -49,6 +49,15 @@ def test_what_moves_slowly_or_turns_back_moves(speed: float, most: int) -> None:
     assert longest_rest(gate, moving) <= most
     # It stands now.
     assert longest_rest(gate, [put(picture, places[-1]) for picture in pictures[220:]]) > LINGER
+
+
+@pytest.mark.parametrize("size", [20, 40])
+def test_a_person_far_away_moves(size: int) -> None:
+    """No object below 0.2 % of the picture was looked at: 0 of 77 crossings were counted."""
+    gate, pictures = MotionGate(), ground(2.0, 100)
+    assert longest_rest(gate, pictures[:20]) > LINGER
+    moving = [put(picture, 100 + 4 * i, size) for i, picture in enumerate(pictures[20:])]
+    assert longest_rest(gate, moving) <= 4
 
 
 @pytest.mark.parametrize("noise", [2.0, 8.0, 20.0])

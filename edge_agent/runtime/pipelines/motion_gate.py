@@ -11,7 +11,9 @@ from ...inference.preprocess.resize import resize
 WIDTH = 160
 """Width in pixels: enough to see a person, and fast enough for a fraction of a millisecond."""
 SHARE = 0.004
-"""Least share of the picture that must differ from the last one that has passed."""
+"""Least share of the picture that must differ from the last one that has passed,"""
+SPOT = 0.0004
+"""or that one spot alone may cover: it is a person at the far end of a yard, and no noise."""
 LEAST = 12.0
 """Levels by which a pixel must differ, more where the picture is noisy."""
 MOST = 64.0
@@ -59,7 +61,7 @@ class MotionGate:
             least = min(MOST, max(LEAST, NOISES * (self._noise + 0.5)))
             _, differs = cv2.threshold(cv2.absdiff(gray, passed), least, 1, cv2.THRESH_BINARY)
             # Switching on a lamp changes nearly everything at once; that counts as motion too.
-            if cv2.countNonZero(differs) > SHARE * gray.size:
+            if _share(differs) > SHARE or _largest_spot(differs) > SPOT:
                 self._linger = LINGER
             else:
                 self._linger -= 1
@@ -67,3 +69,13 @@ class MotionGate:
             return False
         self._passed = gray
         return True
+
+
+def _share(differs: Array) -> float:
+    return cv2.countNonZero(differs) / differs.size
+
+
+def _largest_spot(differs: Array) -> float:
+    """Return the share of the picture that the largest spot of differing pixels covers."""
+    *_, found, _ = cv2.connectedComponentsWithStats(differs)
+    return float(max(found[1:, cv2.CC_STAT_AREA], default=0)) / differs.size

@@ -49,6 +49,8 @@ class Windows:
         self._capture = capture
         self._spec: object = None
         self._windower: Windower | None = None
+        self._fits = False
+        """Whether it has taken a reading."""
 
     def put(self, reading: Reading, attempt: Attempt) -> bool:
         """Put every window that *reading* completes on the board; False when it must stop.
@@ -65,6 +67,7 @@ class Windows:
         # It is nearly always the same object, and comparing two takes as long as a reading.
         if self._windower is None or (spec is not self._spec and spec != self._spec):
             self.end()
+            self._fits = False
             try:
                 self._windower = model.windower(reading.columns)
             except ModelError as problem:
@@ -81,6 +84,7 @@ class Windows:
         except ModelError as problem:
             return self._misfit(model, problem, attempt)
         model.stats.misfit = None
+        self._fits = True
         return True
 
     def finish(self, attempt: Attempt) -> bool:
@@ -110,7 +114,7 @@ class Windows:
             MisfitError: a recording cannot.
         """
         text = f"{model.id} does not fit this source: {problem}"
-        model.stats.errors += 1
+        model.stats.errors += not self._fits  # else it is the source that has changed
         model.stats.misfit = text
         if not self._capture.spec.live:
             raise MisfitError(text) from None
