@@ -101,8 +101,7 @@ class RuleEngine:
         with self._lock:
             if sample.since <= self._valid_after:
                 return outcome
-            seconds = self._seconds_to(sample)
-            self._log.go_on(sample)
+            seconds = self._go_on(sample)
             if not sample.follows:
                 self._conditions.interrupt()
             found, counts, least = outcome.findings, None, None
@@ -114,7 +113,7 @@ class RuleEngine:
 
                     staged = labels_found(len(found), outcome.then)
                 found, view = self._objects.update(
-                    found, weak, seconds, (width, height), sample.since, staged
+                    found, weak, seconds, (width, height), self._log.now, staged
                 )
                 outcome = replace(outcome, findings=found)
                 self._results += 1
@@ -144,13 +143,18 @@ class RuleEngine:
         if len(self._latest) > MOST_KINDS:
             del self._latest[next(iter(self._latest))]
 
-    def _seconds_to(self, sample: Sample) -> float:
-        """Return the seconds since the previous sample in the time of the recorded scene."""
+    def _go_on(self, sample: Sample) -> float:
+        """Make *sample* the current one; return the seconds since the one before, in its scene."""
         if self._log.seq < 0:
-            return FIRST_SECONDS
-        if self._apart is not None:
-            return (sample.seq - self._log.seq) * self._apart
-        return sample.since - self._log.arrived
+            seconds = FIRST_SECONDS
+        elif self._apart is not None:
+            seconds = (sample.seq - self._log.seq) * self._apart
+        else:
+            seconds = sample.since - self._log.arrived
+        if self._apart is not None and sample.picture:
+            sample = replace(sample, at=self._log.now + seconds)
+        self._log.go_on(sample)
+        return seconds
 
     def _look_at_objects(self, view: View) -> None:
         parts = (self._crossings, self._stays, self._moves)
@@ -166,7 +170,7 @@ class RuleEngine:
             if self._log.seq < 0 or sample.since <= self._valid_after:
                 return
             # The next motion begins now.
-            self._log.go_on(sample)
+            self._go_on(sample)
             self._stays.advance()
             self._conditions.advance()
             self._flush()

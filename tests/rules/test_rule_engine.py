@@ -786,3 +786,18 @@ def test_an_event_says_which_plate_was_read() -> None:
     for _ in range(3):
         stage.show(box(20, 50, label="plate"))
     assert "text" not in stage.events[-1].facts
+
+
+def test_the_seconds_of_a_rule_are_the_recordings_at_any_speed() -> None:
+    """With `pace=max` they were the processor's: of 20 stays of a second and more 3 were told."""
+    dwells = {**rule("dwell", zone="yard", for_s=1), "name": "dwells"}
+    here = {**rule("count", zone="yard", for_s=2, cooldown_s=60), "name": "here"}
+    stage = Stage(zones=YARD, rules=[dwells, here], rate=1000.0, apart=1 / 30)
+    for _ in range(75):
+        stage.show(box(50, 60))
+    for _ in range(60):
+        stage.show()
+    ended = {event.rule: event.facts["seconds"] for event in stage.events if event.state == "end"}
+    assert stage.told()[:2] == [("dwells", "begin"), ("here", "begin")]
+    assert ended["here"] == pytest.approx(0.5 + 1.0, abs=0.2)
+    assert ended["dwells"] == pytest.approx(2.5, abs=0.2)
