@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -50,6 +51,7 @@ _FORMS = {
     "masks": "[[[0, 0], [1, 0], [1, 0.1]]]",
 }
 """A value of each key that is read as JSON."""
+_DECIMAL_COMMA = re.compile(r"\d+,\d+", re.ASCII)
 _SWITCH = {"ON": True, "TRUE": True, "OFF": False, "FALSE": False}
 
 
@@ -79,5 +81,8 @@ def read_bare(key: str, payload: bytes) -> object:
     except HalfLetterError as problem:
         raise RequestError(f"{key}: {problem}") from None
     except (ValueError, RecursionError):
-        form = f"write it as {_FORMS[key]}"
-        raise RequestError(f"{key}: cannot be read: {shown(text)}; {form}") from None
+        form = _FORMS[key]
+        if key in {"rate", "threshold"} and _DECIMAL_COMMA.fullmatch(text):
+            form = text.replace(",", ".")
+        words = f"{key}: cannot be read: {shown(text)}; write it as {form}"
+        raise RequestError(words) from None

@@ -201,7 +201,7 @@ class SerialLines:
         if not header or (self._seen and tuple(cells) != self._columns) or self._headers > HEADERS:
             if first:
                 return None
-            raise SampleError(f"expected numbers, found {text[:60]!r}")
+            raise SampleError(f"expected numbers, found {text[:60]!r}{_other_separator(cells)}")
         self._missing = self._seen  # the device has restarted
         self._columns, self._other = tuple(cells), ()
         return None
@@ -230,6 +230,15 @@ def _number(cell: str) -> float | None:
         return None
     value = float(cell)
     return value if -_LARGEST <= value <= _LARGEST else None
+
+
+def _other_separator(cells: list[str]) -> str:
+    """Return a fix if the only cell of a line is several numbers with another separator."""
+    for name, separator in (("space", None), (";", ";"), ("|", "|"), (",", ",")):
+        parts = cells[0].split(separator) if len(cells) == 1 else []
+        if len(parts) > 1 and all(_number(part.strip()) is not None for part in parts):
+            return f"; write ?separator={name}"
+    return ""
 
 
 def _looks_wrong(cell: str) -> bool:

@@ -116,6 +116,7 @@ def test_a_version_is_activated(
         (("set", "door", "treshold=1"), "'treshold' cannot be set; what can: enabled,"),
         (("set", "door", "zones=x"), "'zones' cannot be set, but edge-agent configure changes it"),
         (("set", "door", "threshold=0,5"), "threshold: cannot be read: '0,5'; write it as 0.5"),
+        (("set", "door", "rate=2,5"), "rate: cannot be read: '2,5'; write it as 2.5"),
         (("set", "door", "rate=5fps"), "rate: cannot be read: '5fps'; write it as 5"),
         (("set", "door", "min_box=9,9"), "min_box: cannot be read: '9,9'; write it as [10, 10]"),
         (("set", "door", "masks=x"), "; write it as [[[0, 0], [1, 0], [1, 0.1]]]"),

@@ -399,6 +399,15 @@ def test_lines_without_numbers_are_said(tmp_path: Path) -> None:
     assert all(isinstance(each, SampleError) for each in said)
 
 
+@pytest.mark.parametrize(("line", "name"), [("8.0 10", "space"), ("9.5;11; 3.1e+00", ";")])
+def test_lines_with_another_separator_are_refused_with_its_name(
+    line: str, name: str, tmp_path: Path
+) -> None:
+    """It said "expected numbers, found '8.0 10'"."""
+    said = lines(tmp_path).take(f"{line}\n".encode() * (HEADERS + 2), 0, 0.0)
+    assert str(said[0]).endswith(f"expected numbers, found {line!r}; write ?separator={name}")
+
+
 @pytest.mark.parametrize("kind", [b"RF64", b"BW64"])
 def test_imftool_21_rf64(kind: bytes, tmp_path: Path) -> None:
     """A long recording has its lengths in a part of its own."""
