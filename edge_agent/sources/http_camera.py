@@ -27,6 +27,8 @@ USUAL_RATE = 1.0
 """Rate of fetching still pictures if the pipeline has no rate."""
 BEGIN = b"\xff\xd8\xff"
 _PART = re.compile(rb"(?i)content-length: *[1-9]")
+_NEXT = re.compile(rb"\r\n--[ -~]{1,70}\r\n(?i:content-)")
+"""A boundary within what looks like one picture: the first one was cut off."""
 _MARK = re.compile(rb"\xff[^\x00\x01\xd0-\xd7\xff]")
 
 
@@ -169,6 +171,8 @@ class HttpCamera:
                     if len(held) > MAX_BYTES:
                         raise self._lost(f"a picture of more than {MAX_BYTES // 2**20} MiB")
                     break
+                cut = _NEXT.search(held, 2, end)
+                end = cut.start() if cut else end
                 yield bytes(held[:end])
                 count += 1
                 del held[:end]
