@@ -265,7 +265,10 @@ def _lint_rule(
         return
     if not kind.labels:
         yield from _lint_labels(rule, pipeline, labels, names)
-    elif not (pipeline.camera and pipeline.source.lower().startswith(CAMERAS)):
+    elif (
+        not (pipeline.camera and pipeline.source.lower().startswith(CAMERAS))
+        or "pace=max" in pipeline.source
+    ):
         yield f": never acts: {when} is for cameras and clips at their own rate with camera = true"
     if kind.by_channel and rule.value is not None and known:
         inputs = known[0].manifest.input

@@ -168,9 +168,10 @@ def test_clips_of_a_camera_that_sends_mjpeg_are_said(tmp_path: Path, broker: Mos
 
 
 def test_rules_on_what_is_no_camera_are_said(face: ModelFolder) -> None:
-    """A folder of pictures is none, nor is a camera that is not watched."""
+    """A folder of pictures is none, nor a clip as fast as it goes, nor a camera not watched."""
     rules = (Rule(name="r", when="camera", labels=("dark",)),)
-    for unlike in ({"source": "dir:x"}, {"source": "rtsp://a/b", "camera": False}):
+    other = {"source": "file:x.mp4?loop=1&pace=max"}
+    for unlike in ({"source": "dir:x"}, other, {"source": "rtsp://a/b", "camera": False}):
         (line,) = lint_pipeline(replace(asked(rules=rules), **unlike), [face], [])
         assert line.startswith('rules[r]: never acts: when = "camera" is for cameras')
     assert lint_pipeline(replace(asked(rules=rules), source="v4l2:/dev/video0"), [face], []) == []

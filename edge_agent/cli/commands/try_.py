@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -135,7 +136,7 @@ def main(options: Options) -> int:
         if place is not None:
             saved = save(place, imported, spec)
             say(f"saved    {place}: the model, and commented settings; readable by you only")
-            say(f"next     edge-agent run --config {saved}")
+            say(f"next     edge-agent run --config {shlex.quote(str(saved))}")
         elif count:
             say("next     the same with --save DIR: a model folder and settings for edge-agent run")
     if count == 0 and stopped:
