@@ -20,6 +20,8 @@ REPLIES, REPLIES_BYTES = 250, 4 * 2**20
 """Most answers to requests in flight: who asks faster than the network carries gets none."""
 SMALL = 4096
 """Bytes of a message that no limit of a broker is about."""
+MOST_BROKEN = 8
+"""Most connections that may break before a reply is acknowledged; then it is given up."""
 BEHIND, BEHIND_LARGE = 10.0, 0.5
 """Seconds after which a message of QoS 0 should have been written to the socket, however it is held
 up. Further ones are refused until it is, those larger than LARGE earlier: they would come ever
@@ -43,13 +45,13 @@ class Reply(NamedTuple):
     correlation: bytes | None
     foreign: bool
     """Whether the requester has chosen the topic."""
-    last: bool = False
-    """Whether it is sent again already."""
+    broken: int = 0
+    """How many connections have broken before the broker acknowledged it."""
 
     @property
     def may_be_again(self) -> bool:
-        """Whether it is sent again over the next connection: one that broke may have over it."""
-        return not (self.foreign or self.last) and self.size <= SMALL
+        """Whether it is sent again over the next connection: those that broke may have over it."""
+        return not self.foreign and self.broken < MOST_BROKEN and self.size <= SMALL
 
     @property
     def size(self) -> int:

@@ -296,8 +296,9 @@ class Outbox:
             self._find_culprit(self.connection)
         self.connection = None
         self._flight.held.drop(BROKEN)
-        replies = self._flight.replies.values()
-        self._replies.extend(each._replace(last=True) for each in replies if each.may_be_again)
+        for each in self._flight.replies.values():
+            if each.may_be_again:
+                self._replies.append(each._replace(broken=each.broken + 1))
         unanswered, self._flight.answered = self._flight.answered, {}
         for answered in reversed(unanswered.values()):  # each may be put back before the others
             answered(BROKEN)

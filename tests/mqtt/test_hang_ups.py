@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import socket
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -485,12 +486,15 @@ def test_an_action_of_qos_0_that_is_held_back_keeps_no_other_waiting(
 
 
 def test_an_answer_that_a_break_cuts_off_is_sent_again(run: Callable[[Client], Client]) -> None:
-    """But not where the requester has chosen the topic: the broker may not take it."""
-    left = {"edge/box/reply/a", "callers/me"}
+    """But not where the requester has chosen the topic: the broker may not take it.
+
+    One that two connections had broken under was never sent: of 35 on a bad network 6.
+    """
+    left = Counter({"edge/box/reply/a": 2, "callers/me": 1})
 
     def hangs_up(topic: str, _: bytes) -> bytes | None:
-        if topic in left:
-            left.discard(topic)
+        if left[topic]:
+            left[topic] -= 1
             return b""
         return None
 
@@ -499,9 +503,9 @@ def test_an_answer_that_a_break_cuts_off_is_sent_again(run: Callable[[Client], C
     wait_until(lambda: client.connected, "a connection")
     client.publish_reply("edge/box/reply/a", b"{}")
     wait_until(lambda: broker.on("edge/box/reply/a") == [b"{}"], "the answer")
-    assert broker.connections == 2
+    assert broker.connections == 3
     client.publish_reply("callers/me", b"{}", foreign=True)
-    wait_until(lambda: broker.connections == 3 and client.connected, "the next connection")
+    wait_until(lambda: broker.connections == 4 and client.connected, "the next connection")
     client.publish_reply("edge/box/reply/b", b"{}")
     wait_until(lambda: bool(broker.on("edge/box/reply/b")), "what is sent behind it")
     assert broker.on("callers/me") == []
